@@ -1,0 +1,51 @@
+"""Slipstream: speculative decoding that makes a language model answer faster and changes nothing of what it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from slipstream.errors import SlipstreamError
+    from slipstream.llm import LLM
+    from slipstream.tree import TokenTree
+    from slipstream.types import Completion, Delta, Output, Plan, SamplingParams, Stats, TokenLogprob
+
+# Public name -> module. Loaded when first used: `slipstream --help` must not wait for torch.
+_HOMES = {
+    "LLM": "slipstream.llm",
+    "SlipstreamError": "slipstream.errors",
+    "TokenTree": "slipstream.tree",
+    **dict.fromkeys(
+        ("Completion", "Delta", "Output", "Plan", "SamplingParams", "Stats", "TokenLogprob"), "slipstream.types"
+    ),
+}
+
+__all__ = [
+    "LLM",
+    "Completion",
+    "Delta",
+    "Output",
+    "Plan",
+    "SamplingParams",
+    "SlipstreamError",
+    "Stats",
+    "TokenLogprob",
+    "TokenTree",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

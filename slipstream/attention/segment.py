@@ -1,0 +1,82 @@
+"""A segment: the rows that one sequence brings to a ragged pass, and what each of them may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.cache import PageTable
+from slipstream.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Segment:
+    """New rows of one sequence.
+
+    The rows go to the slots behind `committed + earlier`: `earlier` rows of the open tree were written by passes before
+    this one (a draft model grows its tree level by level) and may be read. Every committed row is visible to every
+    new row; `visible` says which open rows are, [new rows, earlier + new rows].
+    """
+
+    table: PageTable
+    committed: int
+    tokens: list[int]
+    open_positions: npt.NDArray[np.int64]  # absolute positions of all open rows: earlier ones first, then the new
+    visible: npt.NDArray[np.bool_]
+    logits_from: int  # the first new row whose logits are needed; len(tokens) for none
+
+    @property
+    def rows(self) -> int:
+        """How many rows are new."""
+        return len(self.tokens)
+
+    @property
+    def earlier(self) -> int:
+        """How many open rows were there before."""
+        return len(self.open_positions) - len(self.tokens)
+
+    @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Absolute positions of the new rows."""
+        return self.open_positions[self.earlier :]
+
+    @property
+    def first_slot(self) -> int:
+        """Slot of the first new row."""
+        return self.committed + self.earlier
+
+
+def tree_segment(
+    table: PageTable,
+    committed: int,
+    pending: list[int],
+    tree: TokenTree | None,
+    first_node: int = 0,
+    last_node: int | None = None,
+) -> Segment:
+    """The rows of `pending` (a chain of known tokens, the last of which is the root) and of the tree below it.
+
+    `tree=None`: a piece of a prompt, nothing to accept, no logits. `first_node` > 0: nodes before it (and `pending`)
+    were written by earlier passes; only nodes first_node .. last_node - 1 are new.
+    """
+    lead = len(pending)
+    chain = np.arange(committed, committed + lead, dtype=np.int64)
+    causal = np.tri(lead, dtype=np.bool_)
+    if tree is None:
+        return Segment(table, committed, pending, chain, causal, lead)
+    nodes = len(tree) if last_node is None else last_node
+    if nodes == 1:
+        return Segment(table, committed, pending, chain, causal, lead - 1)
+    # The root is both the last pending row and node 0, so node i lies i rows behind it.
+    root = lead - 1
+    depths = np.asarray(tree.depths[1:nodes], dtype=np.int64)
+    positions = np.concatenate([chain, chain[-1] + depths])
+    visible = np.zeros((root + nodes, root + nodes), dtype=np.bool_)
+    visible[:lead, :lead] = causal
+    visible[lead:, :root] = True
+    visible[root:, root:] = tree.ancestor_mask()[:nodes, :nodes]
+    if first_node == 0:
+        return Segment(table, committed, pending + tree.tokens[1:nodes], positions, visible, root)
+    return Segment(table, committed, tree.tokens[first_node:nodes], positions, visible[root + first_node :], 0)

@@ -1,0 +1,226 @@
+"""Pages and stores: where keys, values and drafters' features of all sequences live.
+
+A sequence has one page table. Slot s of the sequence is row s % page_size of its page s // page_size, in every store:
+the target's K/V, a draft model's K/V and a head's features are stores under the same table, shared and freed with it.
+
+A step reserves slots for all the rows it will write, writes them (a tree's nodes lie in index order behind the committed
+rows), and commits the accepted path: those rows become the next rows of the sequence, the rest is free again. Only full,
+committed pages are shared between sequences, so nobody ever writes a row that another one reads.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.errors import CacheFull
+
+PAGE_SIZE = 128  # also the block over which exact attention reduces: see attention/blocks.py
+
+PrefixKey = tuple[int, tuple[int, ...]]  # (serial of the page before, this page's tokens): exact, no hash collisions
+
+
+@dataclass
+class PageTable:
+    """One sequence's pages. `lengths[store]`: rows of that store that are committed."""
+
+    pages: list[int] = field(default_factory=list)
+    lengths: dict[str, int] = field(default_factory=dict)
+    serials: list[int] = field(default_factory=list)  # of the leading pages that are known to the prefix index
+
+    @property
+    def slots(self) -> int:
+        """How many rows the pages can hold."""
+        return len(self.pages) * PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class SavedPages:
+    """A sequence set aside: a copy of all its pages, in every store."""
+
+    rows: dict[str, torch.Tensor]
+    lengths: dict[str, int]
+    count: int
+
+
+class PagedCache:
+    """All pages of one engine."""
+
+    def __init__(self, pages: int, device: str = "cpu") -> None:
+        self.capacity = pages
+        self.device = device
+        # Each store is [layers, parts, pages, heads, PAGE_SIZE, width]; zeroed memory is not resident until written,
+        # and stale rows must be finite because they are multiplied by a probability of exactly 0.
+        self.stores: dict[str, torch.Tensor] = {}
+        self._free = list(range(pages))  # a heap: low pages first, so that a lone sequence gets contiguous pages
+        self._users = [0] * pages
+        self._index: dict[PrefixKey, int] = {}  # full committed pages by what they hold
+        self._key_of: dict[int, PrefixKey] = {}
+        self._serial_of: dict[int, int] = {}
+        self._filled: dict[int, set[str]] = {}  # indexed page -> stores whose rows in it are all committed
+        self._idle: OrderedDict[int, None] = OrderedDict()  # indexed pages without a user, oldest first
+        self._next_serial = 1
+
+    def add_store(self, name: str, layers: int, parts: int, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Make a store; its rows are [heads, width], `layers` x `parts` of them per token."""
+        shape = (layers, parts, self.capacity, heads, PAGE_SIZE, width)
+        self.stores[name] = torch.zeros(shape, dtype=dtype, device=self.device)
+        return self.stores[name]
+
+    # -- taking and giving back pages ---------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> int:
+        """Pages that can be had right now."""
+        return len(self._free) + len(self._idle)
+
+    def open(self, tokens: Sequence[int]) -> PageTable:
+        """A table for a sequence that begins with `tokens`, with every full page of them that is already here.
+
+        The last token is never taken from the cache: somebody has to compute the logits that follow it.
+        """
+        table = PageTable()
+        serial = 0
+        for start in range(0, len(tokens) - PAGE_SIZE, PAGE_SIZE):
+            page = self._index.get((serial, tuple(tokens[start : start + PAGE_SIZE])))
+            if page is None:
+                break
+            self._use(page)
+            serial = self._serial_of[page]
+            table.pages.append(page)
+            table.serials.append(serial)
+        for name in self.stores:
+            filled = 0
+            while filled < len(table.pages) and name in self._filled[table.pages[filled]]:
+                filled += 1
+            table.lengths[name] = filled * PAGE_SIZE
+        return table
+
+    def reserve(self, table: PageTable, rows: int) -> None:
+        """Make sure that the table can hold `rows` rows; all or nothing."""
+        missing = -(-rows // PAGE_SIZE) - len(table.pages)
+        if missing > self.available:
+            raise CacheFull(f"{missing} pages are needed and {self.available} of {self.capacity} are free")
+        for _ in range(missing):
+            table.pages.append(self._take())
+
+    def trim(self, table: PageTable, rows: int) -> None:
+        """Give back pages that hold no row below `rows`."""
+        while len(table.pages) > -(-rows // PAGE_SIZE):
+            self._drop(table.pages.pop())
+
+    def release(self, table: PageTable) -> None:
+        """Give back everything. Shared pages stay findable until their room is needed."""
+        for page in reversed(table.pages):
+            self._drop(page)
+        table.pages.clear()
+        table.serials.clear()
+        table.lengths.clear()
+
+    def _take(self) -> int:
+        if self._free:
+            page = heapq.heappop(self._free)
+        else:
+            page, _ = self._idle.popitem(last=False)
+            self._forget(page)
+        self._users[page] = 1
+        return page
+
+    def _use(self, page: int) -> None:
+        self._idle.pop(page, None)
+        self._users[page] += 1
+
+    def _drop(self, page: int) -> None:
+        self._users[page] -= 1
+        if self._users[page] == 0:
+            if page in self._key_of:
+                self._idle[page] = None
+            else:
+                heapq.heappush(self._free, page)
+
+    def _forget(self, page: int) -> None:
+        del self._index[self._key_of.pop(page)]
+        del self._serial_of[page]
+        del self._filled[page]
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def commit(self, table: PageTable, store: str, start: int, slots: Sequence[int]) -> None:
+        """Make the rows at `slots` the rows start, start + 1, ... of the sequence; later rows are free again.
+
+        `slots` ascends and slots[i] >= start + i, as it is for a path through a tree whose nodes lie in index order.
+        """
+        moves = [(slot, start + i) for i, slot in enumerate(slots) if slot != start + i]
+        if moves:
+            data = self.stores[store]
+            source, target = zip(*moves, strict=True)
+            data[:, :, *self._place(table, target)] = data[:, :, *self._place(table, source)]
+        table.lengths[store] = start + len(slots)
+
+    def _place(self, table: PageTable, slots: Sequence[int]) -> tuple[torch.Tensor, slice, torch.Tensor]:
+        pages = torch.tensor([table.pages[s // PAGE_SIZE] for s in slots], device=self.device)
+        return pages, slice(None), torch.tensor([s % PAGE_SIZE for s in slots], device=self.device)
+
+    def truncate(self, table: PageTable, store: str, length: int) -> None:
+        """Take back committed rows of a drafter's store (its guesses were committed and then refused)."""
+        table.lengths[store] = min(table.lengths[store], length)
+
+    def share(self, table: PageTable, store: str, tokens: Sequence[int]) -> None:
+        """Make the full, committed pages of this sequence findable by others. `store` is the target's."""
+        for number in range(len(table.serials), table.lengths[store] // PAGE_SIZE):
+            page = table.pages[number]
+            before = table.serials[-1] if table.serials else 0
+            key = (before, tuple(tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]))
+            known = self._index.get(key)
+            if known is None:
+                self._index[key] = page
+                self._key_of[page] = key
+                self._serial_of[page] = self._next_serial
+                self._filled[page] = set()
+                self._next_serial += 1
+                known = page
+            table.serials.append(self._serial_of[known])
+        for name, length in table.lengths.items():
+            for page in table.pages[: length // PAGE_SIZE]:
+                if page in self._filled:
+                    self._filled[page].add(name)
+
+    # -- whole sequences ----------------------------------------------------------------------------------------------
+
+    def fork(self, table: PageTable, rows: int) -> PageTable:
+        """A second sequence that begins with the first `rows` rows: full pages shared, the partial one copied."""
+        full = rows // PAGE_SIZE
+        twin = PageTable(serials=table.serials[:full])
+        twin.lengths = {name: min(length, rows) for name, length in table.lengths.items()}
+        if rows % PAGE_SIZE and self.available == 0:
+            raise CacheFull("no page is free for the copy of a partial page")
+        for page in table.pages[:full]:
+            self._use(page)
+            twin.pages.append(page)
+        if rows % PAGE_SIZE:
+            copy = self._take()
+            twin.pages.append(copy)
+            for data in self.stores.values():
+                data[:, :, copy] = data[:, :, table.pages[full]]
+        return twin
+
+    def save(self, table: PageTable) -> SavedPages:
+        """Copy a sequence out of the cache and release its pages."""
+        index = torch.tensor(table.pages, dtype=torch.int64, device=self.device)
+        rows = {name: data.index_select(2, index) for name, data in self.stores.items()}
+        saved = SavedPages(rows, dict(table.lengths), len(table.pages))
+        self.release(table)
+        return saved
+
+    def restore(self, saved: SavedPages) -> PageTable:
+        """Bring a saved sequence back, bit for bit, in pages of its own."""
+        table = PageTable(lengths=dict(saved.lengths))
+        self.reserve(table, saved.count * PAGE_SIZE)
+        index = torch.tensor(table.pages, dtype=torch.int64, device=self.device)
+        for name, rows in saved.rows.items():
+            self.stores[name].index_copy_(2, index, rows)
+        return table

@@ -1,0 +1,97 @@
+"""What a drafter is: options, a proposal, and what it learns from the outcome."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from slipstream.cache import PagedCache
+from slipstream.errors import OptionError
+from slipstream.sequence import Sequence
+from slipstream.tree import TokenTree
+from slipstream.types import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream.models.view import TargetView
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """The knobs that every drafter has, under the same names everywhere."""
+
+    depth: int = 8
+    nodes: int = 16
+    branch: int = 2
+    min_confidence: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, low in (("depth", 0), ("nodes", 0), ("branch", 1)):
+            self.require(getattr(self, name) >= low, name, f"{low} or more")
+        self.require(self.nodes <= 192, "nodes", "192 at most")
+        self.require(0.0 <= self.min_confidence <= 1.0, "min_confidence", "0 to 1")
+
+    def require(self, ok: bool, name: str, valid: str) -> None:
+        """Refuse an option that is out of range."""
+        if not ok:
+            raise OptionError(f"{name}={getattr(self, name)!r} is out of range", hint=f"valid: {valid}")
+
+    @property
+    def plan(self) -> Plan:
+        """What these options ask for when nothing stands against it."""
+        return Plan(self.depth, self.nodes, self.branch, self.min_confidence)
+
+
+Options = TypeVar("Options", bound=DraftOptions)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One sequence that may draft in this step, and how much."""
+
+    sequence: Sequence
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one sequence's step: the tokens that were added (accepted ones and the target's own)."""
+
+    sequence: Sequence
+    tree: TokenTree
+    tokens: list[int]
+    taps: dict[int, torch.Tensor]  # layer -> hidden states of the rows that were committed in this step
+
+
+class Drafter(ABC, Generic[Options]):
+    """Makes trees of guesses. Weights and statistics live here; the state of a request lives in its sequence."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line for `slipstream drafters`
+    helps: ClassVar[str]  # when it helps, and when it does not
+    options_type: type[Options]
+    taps: tuple[int, ...] = ()  # layers whose hidden states `observe` wants
+
+    def __init__(self, options: Options, target: TargetView) -> None:
+        self.options = options
+        self.target = target
+
+    def attach(self, cache: PagedCache) -> None:
+        """Make the drafter's own stores."""
+
+    def scratch_rows(self, plan: Plan) -> int:
+        """Slots behind the root that a proposal may write in the drafter's own store."""
+        return 0
+
+    @abstractmethod
+    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
+        """One tree per wish, each rooted at its sequence's last token. May raise: the engine copes."""
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        """Learn what was accepted. Called after every step, also for sequences that did not draft."""
+
+    def close(self, sequence: Sequence) -> None:
+        """The sequence is finished."""

@@ -1,0 +1,174 @@
+"""Names of drafters, and how the user spells their options.
+
+A drafter is found by name in this table or in the entry-point group `slipstream.drafters` of any installed package, so
+a third party adds one without an edit here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from slipstream.drafters.base import Drafter, DraftOptions
+from slipstream.errors import OptionError, unknown_choice
+from slipstream.models.view import TargetView
+
+ENTRY_POINTS = "slipstream.drafters"
+
+# Modules are named by strings: a method's file is imported when it is asked for.
+_BUILT_IN = {
+    "none": "slipstream.drafters.none:NoDrafter",
+    "ngram": "slipstream.drafters.ngram:NgramDrafter",
+    "suffix": "slipstream.drafters.suffix:SuffixDrafter",
+    "draft_model": "slipstream.drafters.draft_model:DraftModelDrafter",
+}
+
+DEFAULT = "suffix"
+
+AnyDrafter = Drafter[Any]
+
+
+def drafter_names() -> list[str]:
+    """Every name that can be asked for."""
+    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+
+
+def drafter_class(name: str) -> type[AnyDrafter]:
+    """The class behind a name."""
+    place = _BUILT_IN.get(name)
+    if place is None:
+        for point in entry_points(group=ENTRY_POINTS):
+            if point.name == name:
+                return typing.cast(type[AnyDrafter], point.load())
+        raise unknown_choice("drafter", name, drafter_names())
+    module, _, attribute = place.partition(":")
+    return typing.cast(type[AnyDrafter], getattr(importlib.import_module(module), attribute))
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """A method and its options, as the user gave them and not yet checked against the method."""
+
+    method: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def build(self, target: TargetView) -> AnyDrafter:
+        """The drafter; unknown or ill-typed options are refused with the valid ones."""
+        kind = drafter_class(self.method)
+        return kind(make_options(self.method, kind.options_type, self.options), target)
+
+
+def parse_speculate(value: str | Mapping[str, object] | None) -> DrafterSpec:
+    """`"suffix"`, `"suffix:depth=8,nodes=16"`, a dict with `method`, vLLM's `speculative_config`, or None for plain."""
+    if value is None:
+        return DrafterSpec("none")
+    if isinstance(value, Mapping):
+        return _from_mapping(value)
+    text = value.strip()
+    if text.startswith("{"):
+        return _from_json(text)
+    method, _, rest = text.partition(":")
+    if "+" in method:
+        raise OptionError(f"drafters cannot be merged with '+' yet: {text!r}", hint="name one drafter")
+    options: dict[str, object] = {}
+    for part in filter(None, rest.split(",")):
+        name, equals, setting = part.partition("=")
+        if not equals or not name:
+            raise OptionError(f"{part!r} is not an option of a drafter", hint="write name=value, as in ngram:max_n=5")
+        if name in options:
+            raise OptionError(f"option {name!r} is given twice in {text!r}")
+        options[name] = setting
+    spec = DrafterSpec(method, options)
+    _check(spec)
+    return spec
+
+
+def _from_json(text: str) -> DrafterSpec:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise OptionError(f"the drafter's JSON cannot be read: {error}") from None
+    return _from_mapping(value)
+
+
+def _check(spec: DrafterSpec) -> None:
+    """Refuse what can be refused before a model is loaded."""
+    make_options(spec.method, drafter_class(spec.method).options_type, spec.options)
+
+
+# vLLM's spelling -> ours. A key that stands in neither table is refused.
+_VLLM_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
+    "ngram": {
+        "num_speculative_tokens": ("depth", "nodes"),
+        "prompt_lookup_max": ("max_n",),
+        "prompt_lookup_min": ("min_n",),
+    },
+    "suffix": {
+        "num_speculative_tokens": ("nodes",),
+        "suffix_decoding_max_tree_depth": ("depth",),
+        "suffix_decoding_min_token_prob": ("min_confidence",),
+    },
+    "draft_model": {"num_speculative_tokens": ("depth", "nodes")},
+}
+
+
+def _from_mapping(value: Mapping[str, object]) -> DrafterSpec:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"a drafter is a name or a mapping with `method`, not {type(value).__name__}")
+    options = dict(value)
+    method = options.pop("method", None)
+    if method is None:
+        if "model" not in options:
+            raise OptionError("a drafter's mapping needs `method`", hint=f"valid: {', '.join(drafter_names())}")
+        method = "draft_model"  # as vLLM reads it
+    translated: dict[str, object] = {}
+    spellings = _VLLM_KEYS.get(str(method), {})
+    for name, setting in options.items():
+        for ours in spellings.get(name, (name,)):
+            translated[ours] = setting
+    if method == "ngram" and "max_n" in translated and "min_n" not in translated:
+        # vLLM: a lone prompt_lookup_max sets the minimum too.
+        if "prompt_lookup_max" in options:
+            translated["min_n"] = translated["max_n"]
+    spec = DrafterSpec(str(method), translated)
+    _check(spec)
+    return spec
+
+
+def make_options(method: str, kind: type[DraftOptions], given: Mapping[str, object]) -> DraftOptions:
+    """Options of a method from names and values; values may be strings, as on a command line."""
+    hints = typing.get_type_hints(kind)
+    valid = [f.name for f in dataclasses.fields(kind)]
+    settings: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in valid:
+            raise unknown_choice(f"option of drafter {method!r}:", name, valid)
+        settings[name] = _convert(method, name, value, hints[name])
+    return kind(**settings)
+
+
+def _convert(method: str, name: str, value: object, hint: Any) -> object:
+    accepted = [a for a in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))]
+    for kind in accepted:
+        if kind is type(None) and (value is None or value == "none"):
+            return None
+        if kind is bool and (isinstance(value, bool) or str(value).lower() in ("true", "false", "yes", "no", "1", "0")):
+            return value if isinstance(value, bool) else str(value).lower() in ("true", "yes", "1")
+        if kind in (int, float) and not isinstance(value, bool):
+            try:
+                number = kind(value)
+            except (TypeError, ValueError):
+                continue
+            if not (kind is int and isinstance(value, float) and number != value):
+                return typing.cast(object, number)
+        if kind is str and isinstance(value, str):
+            return value
+    names = " or ".join(getattr(k, "__name__", str(k)) for k in accepted)
+    raise OptionError(f"drafter {method!r}: {name}={value!r} is not {names}")

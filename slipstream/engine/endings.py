@@ -1,0 +1,85 @@
+"""Where an answer ends: EOS, stop tokens, stop strings, length. Token by token, in the order the user sees them."""
+
+from __future__ import annotations
+
+import time
+
+from slipstream.sampling import TreeDistributions
+from slipstream.sequence import Sequence
+from slipstream.tree import TokenTree
+from slipstream.verify import Verdict
+
+
+def emit(sequence: Sequence, tree: TokenTree, verdict: Verdict, distributions: TreeDistributions) -> int:
+    """Give the accepted tokens to the sequence until one of them ends it; returns how many it took."""
+    if sequence.first_token_at is None:
+        sequence.first_token_at = time.perf_counter()
+        sequence.stats.prefill_ms = 1000 * (sequence.first_token_at - sequence.arrived)
+    parents = [0, *verdict.nodes]
+    for index, token in enumerate(verdict.tokens):
+        accepted = index < len(verdict.nodes)
+        sequence.tokens.append(token)
+        sequence.output_ids.append(token)
+        sequence.stats.emitted += 1
+        sequence.stats.accepted += accepted
+        sequence.stats.origins.append(tree.origins[verdict.nodes[index]] if accepted else None)
+        if sequence.params.logprobs is not None:
+            top = sequence.params.logprobs
+            sequence.logprobs.append(distributions.logprob(parents[index], token, top))
+        _end(sequence, token)
+        if sequence.finished:
+            break
+    count = index + 1
+    sequence.stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
+    _count_depths(sequence, tree, min(count, len(verdict.nodes)))
+    return count
+
+
+def _end(sequence: Sequence, token: int) -> None:
+    """Set the finish reason if `token`, just appended, is the last."""
+    params = sequence.params
+    long_enough = len(sequence.output_ids) >= params.min_tokens
+    if token in sequence.end_ids or token in (params.stop_token_ids or ()):
+        if long_enough:
+            sequence.finish_reason = "stop"
+            sequence.stop_reason = token if token not in sequence.end_ids else None
+            _say(sequence, [], last=True)
+            return
+    _say(sequence, [token], last=False, stoppable=long_enough)
+    if not sequence.finished and sequence.remaining <= 0:
+        sequence.finish_reason = "length"
+        _say(sequence, [], last=True)
+
+
+def _say(sequence: Sequence, tokens: list[int], *, last: bool, stoppable: bool = True) -> None:
+    """Turn tokens into text; a stop string ends the sequence and is not part of the text."""
+    if sequence.decoder is None:
+        return
+    text = sequence.decoder.push(tokens)
+    if last:
+        text += sequence.decoder.flush()
+    if sequence.stops is None or not stoppable:
+        sequence.text += text
+        return
+    safe, matched = sequence.stops.push(text)
+    sequence.text += safe
+    if matched is not None:
+        if not last:
+            sequence.finish_reason = "stop"
+        sequence.stop_reason = matched
+    elif last:
+        sequence.text += sequence.stops.flush()
+
+
+def _count_depths(sequence: Sequence, tree: TokenTree, accepted: int) -> None:
+    stats = sequence.stats
+    stats.steps += 1
+    if not tree.drafted:
+        return
+    stats.drafting_steps += 1
+    stats.drafted += tree.drafted
+    deepest = max(d for d, scout in zip(tree.depths, tree.scouts, strict=True) if not scout)
+    for counts, reached in ((stats.offered_by_depth, deepest), (stats.accepted_by_depth, accepted)):
+        counts.extend([0] * (deepest - len(counts)))
+        for depth in range(reached):
+            counts[depth] += 1

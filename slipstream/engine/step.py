@@ -1,0 +1,216 @@
+"""The step: plan, propose, select, forward, verify, commit, observe, emit. No line here knows a drafting method."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.attention import tree_segment
+from slipstream.cache import PagedCache
+from slipstream.drafters import Outcome, Wish
+from slipstream.drafters.registry import AnyDrafter
+from slipstream.engine.endings import emit
+from slipstream.engine.scheduler import Scheduler, Work
+from slipstream.models.decoder import Decoder, PassOutput
+from slipstream.policy import FixedPolicy
+from slipstream.sampling import TreeDistributions
+from slipstream.sequence import TARGET, Sequence
+from slipstream.tree import TokenTree
+from slipstream.types import Plan
+from slipstream.verify import Verifier
+
+log = logging.getLogger("slipstream")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step did for one sequence."""
+
+    sequence: Sequence
+    tree: TokenTree
+    new_tokens: int
+
+
+@dataclass
+class _Launched:
+    """A step whose pass is under way: what `collect` needs to finish it."""
+
+    work: list[Work]
+    plans: dict[Sequence, Plan]
+    trees: dict[Sequence, TokenTree]
+    output: PassOutput
+    draft_ms: float
+    other_ms: float
+    began: float = field(default_factory=time.perf_counter)
+
+
+class Engine:
+    """Runs sequences until they end. `step` is the whole loop body."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: PagedCache,
+        drafter: AnyDrafter,
+        verifier: Verifier,
+        policy: FixedPolicy,
+        scheduler: Scheduler,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self.drafter = drafter
+        self.verifier = verifier
+        self.policy = policy
+        self.scheduler = scheduler
+        self.draft_faults = 0
+
+    def step(self) -> list[Progress]:
+        """One pass over everything that is ready to run; empty when all is idle."""
+        with torch.inference_mode():
+            launched = self.launch()
+            return self.collect(launched) if launched else []
+
+    def launch(self) -> _Launched | None:
+        """Plan, draft, and run the pass."""
+        began = time.perf_counter()
+        work = self.scheduler.next()
+        plans = {w.sequence: self.policy.plan(w.sequence) if w.decodes else Plan() for w in work}
+        work = self.scheduler.reserve(work, {w.sequence: self._rows(w, plans[w.sequence]) for w in work})
+        if not work:
+            return None
+        drafting = time.perf_counter()
+        trees = self._propose([Wish(w.sequence, plans[w.sequence]) for w in work if w.decodes])
+        drafted = time.perf_counter()
+        segments = [
+            tree_segment(w.sequence.table, w.sequence.cached, w.pending, trees.get(w.sequence)) for w in work
+        ]
+        output = self.model.forward(self.cache, TARGET, segments, taps=self.drafter.taps)
+        return _Launched(work, plans, trees, output, 1000 * (drafted - drafting), 1000 * (drafting - began), drafted)
+
+    def _rows(self, work: Work, plan: Plan) -> int:
+        """Slots that this sequence may write in this step, in any store."""
+        below_root = max(plan.nodes, self.drafter.scratch_rows(plan)) if plan.drafts else 0
+        return work.sequence.cached + len(work.pending) + below_root
+
+    def collect(self, launched: _Launched) -> list[Progress]:
+        """Verify, commit and emit what a pass gave."""
+        progress, outcomes = [], []
+        row = logits_row = 0
+        for work in launched.work:
+            sequence, lead = work.sequence, len(work.pending)
+            tree = launched.trees.get(sequence)
+            below = 0 if tree is None else len(tree) - 1
+            rows, row = slice(row, row + lead + below), row + lead + below
+            if tree is None:
+                self._commit(sequence, lead, [], launched, rows)
+                continue
+            logits = launched.output.logits[logits_row : logits_row + len(tree)]
+            logits_row += len(tree)
+            target = TreeDistributions(sequence.sampler, tree, logits)
+            verdict = self.verifier(tree, target)
+            taps = self._commit(sequence, lead, verdict.nodes, launched, rows)
+            count = emit(sequence, tree, verdict, target)
+            sequence.stats.lossy = self.verifier.lossy
+            progress.append(Progress(sequence, tree, count))
+            outcomes.append(Outcome(sequence, tree, verdict.tokens, taps))
+        verified = time.perf_counter()
+        self._observe([o for o in outcomes if not o.sequence.finished])
+        for item in progress:
+            self._finish(item.sequence)
+        self._charge(launched, progress, verified)
+        return progress
+
+    def _commit(
+        self, sequence: Sequence, lead: int, nodes: list[int], launched: _Launched, rows: slice
+    ) -> dict[int, torch.Tensor]:
+        """Keep the pending rows and the accepted path; returns the tapped hidden states of those rows."""
+        start = sequence.cached
+        root = start + lead - 1
+        slots = [*range(start, start + lead), *(root + node for node in nodes)]
+        self.cache.commit(sequence.table, TARGET, start, slots)
+        self.cache.share(sequence.table, TARGET, sequence.tokens)
+        taps = launched.output.taps
+        if not taps:
+            return {}
+        kept = torch.tensor([slot - start for slot in slots], device=self.model.device)
+        return {layer: hidden[rows].index_select(0, kept) for layer, hidden in taps.items()}
+
+    def _finish(self, sequence: Sequence) -> None:
+        if sequence.finished:
+            self._guarded(sequence, lambda: self.drafter.close(sequence))
+            self.scheduler.remove(sequence)
+        else:
+            self.cache.trim(sequence.table, len(sequence.tokens))
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Stop a sequence that is not finished."""
+        if not sequence.finished:
+            sequence.finish_reason = "cancelled"
+            self.scheduler.remove(sequence)
+
+    # -- drafts may fail; requests may not ----------------------------------------------------------------------------
+
+    def _propose(self, wishes: list[Wish]) -> dict[Sequence, TokenTree]:
+        trees = {wish.sequence: TokenTree(wish.sequence.tokens[-1]) for wish in wishes}
+        asking = [wish for wish in wishes if wish.plan.drafts]
+        if not asking:
+            return trees
+        try:
+            proposed = self.drafter.propose(asking)
+            if len(proposed) != len(asking):
+                raise ValueError(f"{len(proposed)} trees for {len(asking)} sequences")
+        except Exception as error:
+            if len(asking) == 1:
+                self._drop(asking[0].sequence, error)
+                return trees
+            for wish in asking:  # one of them is to blame: ask for each alone
+                trees.update(self._propose([wish]))
+            return trees
+        for wish, tree in zip(asking, proposed, strict=True):
+            accepted = self._guarded(wish.sequence, lambda w=wish, t=tree: self._checked(w, t))  # type: ignore[misc]
+            if accepted is not None:
+                trees[wish.sequence] = accepted
+        return trees
+
+    def _checked(self, wish: Wish, tree: TokenTree) -> TokenTree:
+        tree.check(wish.sequence.tokens[-1], self.model.config.vocab_size)
+        return self.policy.select(tree, wish.plan)
+
+    def _observe(self, outcomes: list[Outcome]) -> None:
+        try:
+            self.drafter.observe(outcomes)
+        except Exception as error:
+            for outcome in outcomes:
+                self._drop(outcome.sequence, error)
+
+    def _guarded(self, sequence: Sequence, action: Callable[[], TokenTree | None]) -> TokenTree | None:
+        try:
+            return action()
+        except Exception as error:
+            self._drop(sequence, error)
+            return None
+
+    def _drop(self, sequence: Sequence, error: Exception) -> None:
+        """The drafter failed this request: go on without it."""
+        sequence.drafter_dropped = True
+        sequence.stats.draft_faults += 1
+        self.draft_faults += 1
+        log.warning(
+            "drafter %r failed on request %s and is dropped for it: %s", self.drafter.name, sequence.request.id, error
+        )
+
+    def _charge(self, launched: _Launched, progress: list[Progress], verified: float) -> None:
+        """Share the step's time out among the sequences that drafted, verified and emitted in it."""
+        if not progress:
+            return
+        share = 1.0 / len(launched.work)
+        tail = 1000 * (time.perf_counter() - verified)
+        for item in progress:
+            stats = item.sequence.stats
+            stats.draft_ms += launched.draft_ms * share
+            stats.verify_ms += 1000 * (verified - launched.began) * share
+            stats.other_ms += (launched.other_ms + tail) * share

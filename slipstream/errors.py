@@ -1,0 +1,89 @@
+"""Every exception a user can meet, in one tree.
+
+SlipstreamError
+├── OptionError            an option or parameter that does not exist or cannot be honoured (also a ValueError)
+│   └── PromptError        a prompt that cannot be served (empty, or longer than the context)
+├── ModelError             a model that cannot be had or loaded
+│   ├── ModelNotFound      no such file, directory, built-in name or hub repository
+│   ├── CorruptFile        truncated, garbled, or not the format it claims to be
+│   ├── HashMismatch       the bytes are not those that were expected
+│   ├── UnsupportedModel   an architecture, quantisation or feature that we do not run
+│   ├── ShapeMismatch      weights that do not fit their own configuration
+│   └── NotEnoughMemory    told before loading, not after
+├── DraftMismatch          a drafter or draft model that does not fit its target
+├── DraftFault             a drafter that raised or returned nonsense (the engine drops it; the request goes on)
+└── CacheFull              no page is left (the scheduler handles it; a request too large for the cache is refused)
+
+Each message is one line that names the offender; `hint`, if given, names the cure.
+"""
+
+from __future__ import annotations
+
+
+class SlipstreamError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class OptionError(SlipstreamError, ValueError):
+    """An option that is unknown, out of range, or cannot be honoured together with another."""
+
+
+class PromptError(OptionError):
+    """A prompt that is empty or does not fit into the context."""
+
+
+class ModelError(SlipstreamError):
+    """A model that cannot be had or loaded."""
+
+
+class ModelNotFound(ModelError):
+    """No such file, directory, built-in name or hub repository."""
+
+
+class CorruptFile(ModelError):
+    """A file that is truncated, garbled or of another format."""
+
+
+class HashMismatch(ModelError):
+    """A download or file whose bytes are not those expected."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, quantisation or feature that is refused by name."""
+
+
+class ShapeMismatch(ModelError):
+    """Weights that do not fit their configuration."""
+
+
+class NotEnoughMemory(ModelError):
+    """The weights and the cache would not fit; raised before anything is loaded."""
+
+
+class DraftMismatch(SlipstreamError):
+    """A drafter that does not fit its target (another vocabulary, another model's checkpoint)."""
+
+
+class DraftFault(SlipstreamError):
+    """A drafter raised, or returned a tree that breaks the contract."""
+
+
+class CacheFull(SlipstreamError):
+    """The cache has no free page left."""
+
+
+def unknown_choice(kind: str, offender: str, valid: list[str]) -> OptionError:
+    """The one wording for 'there is no such thing': names the offender and every valid choice."""
+    import difflib
+
+    close = difflib.get_close_matches(offender, valid, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return OptionError(f"unknown {kind} {offender!r}", hint=f"{guess}valid: {', '.join(sorted(valid)) or 'none'}")

@@ -1,0 +1,257 @@
+"""The facade: text in, text out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.drafters import DrafterSpec, parse_speculate
+from slipstream.drafters.registry import DEFAULT
+from slipstream.engine import Engine, Progress
+from slipstream.engine.scheduler import Scheduler
+from slipstream.errors import NotEnoughMemory, OptionError, PromptError
+from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.load import load_model
+from slipstream.models.memory import available_bytes
+from slipstream.models.selfcheck import is_exact
+from slipstream.models.view import TargetView
+from slipstream.policy import FixedPolicy
+from slipstream.sequence import TARGET, Request, Sequence
+from slipstream.text import IncrementalDecoder, StopStrings
+from slipstream.types import Delta, Output, SamplingParams
+from slipstream.verify import make_verifier
+
+Prompt = str | Seq[int]
+Message = Mapping[str, object]
+
+_CACHE_TOKENS = 32_768  # tokens of context that the cache holds by default, all requests together
+_PROMPT_ROWS = 512  # rows of prompts in one step
+_ROOM_FOR_TREES = 2  # spare pages, so that a lone sequence at the end of the context still fits with its tree
+
+
+class LLM:
+    """A model, a drafter and a verifier behind `generate`, `chat` and `stream`.
+
+    `speculate`: a drafter's name with options ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or
+    None for plain decoding. `max_model_len`: longest sequence, prompt included (default: the model's own context, cut
+    to what the memory allows). `cache_tokens`: tokens of context that all running requests can have together.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = DEFAULT_MODEL,
+        *,
+        speculate: str | Mapping[str, object] | None = DEFAULT,
+        speculative_config: Mapping[str, object] | None = None,
+        verifier: str = "match",
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        cache_tokens: int | None = None,
+    ) -> None:
+        if speculative_config is not None and speculate not in (DEFAULT, None):
+            raise OptionError("give either speculate or speculative_config, not both")
+        spec = parse_speculate(speculate if speculative_config is None else speculative_config)
+        self._verifier = make_verifier(verifier)
+        if max_num_seqs < 1:
+            raise OptionError(f"max_num_seqs={max_num_seqs} is out of range", hint="valid: 1 or more")
+        self.model, self.tokenizer = load_model(model, dtype=dtype, device=device)
+        self.max_model_len = self._length(max_model_len)
+        self.exact = is_exact(self.model)  # bitwise equality of speculative and plain text on this machine
+        pages = self._pages(cache_tokens)
+        self.cache = PagedCache(pages, self.model.device)
+        self.model.add_store(self.cache, TARGET)
+        self._max_num_seqs = max_num_seqs
+        self._requests = 0
+        self.use(spec)
+
+    def use(self, speculate: str | Mapping[str, object] | DrafterSpec | None) -> None:
+        """Change the drafter. Nothing may be running; the model stays loaded."""
+        spec = speculate if isinstance(speculate, DrafterSpec) else parse_speculate(speculate)
+        if hasattr(self, "engine"):
+            if not self.engine.scheduler.idle:
+                raise OptionError("the drafter cannot be changed while requests are running")
+            for name in set(self.cache.stores) - {TARGET}:
+                del self.cache.stores[name]
+        view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, self._verifier.uses_draws)
+        drafter = spec.build(view)
+        drafter.attach(self.cache)
+        self.engine = Engine(
+            self.model,
+            self.cache,
+            drafter,
+            self._verifier,
+            FixedPolicy(drafter.options.plan),
+            Scheduler(self.cache, self._max_num_seqs, _PROMPT_ROWS),
+        )
+
+    def _length(self, asked: int | None) -> int:
+        context = self.model.config.context
+        if asked is None:
+            return context
+        if not 1 <= asked <= context:
+            raise OptionError(f"max_model_len={asked} is out of range", hint=f"valid: 1 to {context}, the model's own")
+        return asked
+
+    def _pages(self, tokens: int | None) -> int:
+        """Pages of the cache: at least one sequence of full length, if the memory allows."""
+        asked = tokens is not None
+        least = -(-self.max_model_len // PAGE_SIZE) + _ROOM_FOR_TREES
+        pages = -(-tokens // PAGE_SIZE) if tokens is not None else max(least, _CACHE_TOKENS // PAGE_SIZE)
+        if pages < least:
+            raise OptionError(
+                f"cache_tokens={tokens} cannot hold one sequence of max_model_len={self.max_model_len}",
+                hint=f"valid: {least * PAGE_SIZE} or more, or a smaller max_model_len",
+            )
+        per_page = PAGE_SIZE * self.model.config.kv_bytes_per_token(self.model.dtype.itemsize)
+        affordable = int(available_bytes(self.model.device) * 0.8) // per_page
+        if affordable < least or (asked and affordable < pages):
+            raise NotEnoughMemory(
+                f"{max(least, pages if asked else least) * per_page / 2**20:,.0f} MiB of K/V do not fit into memory",
+                hint=f"max_model_len={max(1, (affordable - _ROOM_FOR_TREES) * PAGE_SIZE)} would",
+            )
+        return min(pages, affordable)
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> list[Output]:
+        """Answer prompts (texts or token ids), all in one continuous batch; one output per prompt, in order."""
+        listed = _as_list(prompts)
+        return self._run([self._request(p, q) for p, q in zip(listed, _spread(params, len(listed)), strict=True)])
+
+    def chat(
+        self,
+        conversations: Seq[Message] | Seq[Seq[Message]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+    ) -> list[Output]:
+        """Answer conversations ([{"role": ..., "content": ...}, ...]) by the model's own chat template."""
+        listed = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
+        prompts = [self._chat_prompt(c) for c in listed]  # type: ignore[arg-type]
+        requests = [self._request(p, q) for p, q in zip(prompts, _spread(params, len(prompts)), strict=True)]
+        return self._run(requests)
+
+    def stream(self, prompt: Prompt | Seq[Message], params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Answer one prompt or conversation; yields what each step added. Closing the iterator cancels the request."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            prompt = self._chat_prompt(prompt)  # type: ignore[arg-type]
+        sequences = self._sequences(self._request(prompt, params or SamplingParams()))  # type: ignore[arg-type]
+        return self._stream(sequences)
+
+    def _stream(self, sequences: list[Sequence]) -> Iterator[Delta]:
+        self.engine.scheduler.add(sequences)
+        shown = [0] * len(sequences)
+        try:
+            while not all(s.finished for s in sequences):
+                for progress in self.engine.step():
+                    sequence = progress.sequence
+                    if sequence in sequences:
+                        text = sequence.text[shown[sequence.choice] :]
+                        shown[sequence.choice] = len(sequence.text)
+                        yield _delta(progress, text)
+        finally:
+            for sequence in sequences:
+                self.engine.cancel(sequence)
+
+    def _run(self, requests: list[Request]) -> list[Output]:
+        groups = [self._sequences(request) for request in requests]
+        for group in groups:
+            self.engine.scheduler.add(group)
+        try:
+            while not self.engine.scheduler.idle:
+                self.engine.step()
+        finally:  # an interrupt leaves nothing behind
+            for group in groups:
+                for sequence in group:
+                    self.engine.cancel(sequence)
+        return [
+            Output(request.id, request.prompt, request.prompt_ids, [s.completion() for s in group])
+            for request, group in zip(requests, groups, strict=True)
+        ]
+
+    # -- from what the user gave to sequences -------------------------------------------------------------------------
+
+    def _chat_prompt(self, conversation: Seq[Message]) -> list[int]:
+        if self.tokenizer is None:
+            raise OptionError(f"{self.model.name} has no tokenizer, so there is no chat template", hint="use generate")
+        return self.tokenizer.encode_chat([dict(message) for message in conversation])
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise OptionError(f"{self.model.name} has no tokenizer", hint="give token ids instead of text")
+            text: str | None = prompt
+            ids = self.tokenizer.encode(prompt)
+        else:
+            text, ids = None, [int(token) for token in prompt]
+        self._check_prompt(ids, params)
+        self._requests += 1
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        return Request(f"request-{self._requests}", text, ids, params, seed)
+
+    def _check_prompt(self, ids: list[int], params: SamplingParams) -> None:
+        vocab = self.model.config.vocab_size
+        if not ids:
+            raise PromptError("the prompt is empty", hint="give at least one token")
+        if len(ids) >= self.max_model_len:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the context holds {self.max_model_len}, answer included",
+                hint="shorten the prompt or raise max_model_len",
+            )
+        named = {"prompt": ids, "logit_bias": list(params.bias), "stop_token_ids": list(params.stop_token_ids or ())}
+        for name, tokens in named.items():
+            for token in tokens:
+                if not 0 <= token < vocab:
+                    raise OptionError(f"{name}: token {token} is outside the vocabulary", hint=f"valid: 0 to {vocab - 1}")
+        if params.stop_strings and self.tokenizer is None:
+            raise OptionError("stop strings need a tokenizer", hint="use stop_token_ids")
+
+    def _sequences(self, request: Request) -> list[Sequence]:
+        """One sequence per choice."""
+        params = request.params
+        ends = frozenset() if params.ignore_eos else self.end_ids
+        sequences = []
+        for choice in range(params.n):
+            sequence = Sequence(request, choice, ends, self.max_model_len)
+            if self.tokenizer is not None:
+                sequence.decoder = IncrementalDecoder(self.tokenizer, request.prompt_ids)
+                sequence.stops = StopStrings(params.stop_strings) if params.stop_strings else None
+            sequences.append(sequence)
+        return sequences
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the model's and the tokenizer's."""
+        declared = self.tokenizer.eos_ids if self.tokenizer is not None else ()
+        return frozenset({*self.model.config.eos_ids, *declared})
+
+
+def _delta(progress: Progress, text: str) -> Delta:
+    sequence, count = progress.sequence, progress.new_tokens
+    return Delta(
+        index=sequence.choice,
+        text=text,
+        token_ids=sequence.output_ids[-count:],
+        origins=sequence.stats.origins[-count:],
+        finish_reason=sequence.finish_reason,
+        completion=sequence.completion() if sequence.finished else None,
+    )
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _spread(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise OptionError(f"{len(params)} sampling parameters for {count} prompts", hint="give one, or one per prompt")
+    return list(params)

@@ -1,0 +1,36 @@
+"""What a loader hands to the decoder: a config, weights by canonical name, and where the tokenizer is.
+
+Canonical names, the same for every file format (all matrices are [out, in], unpermuted, as in Hugging Face):
+
+    embed  norm  head                                     head is absent when config.tied_head
+    layers.{i}.attn_norm  .q  .k  .v  .o                  .q_bias .k_bias .v_bias when config.qkv_bias
+    layers.{i}.q_norm  .k_norm                            when config.qk_norm
+    layers.{i}.mlp_norm  .gate  .up  .down                dense
+    layers.{i}.router  .experts.{e}.gate  .up  .down      mixture of experts
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from slipstream.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream.text import Tokenizer
+
+
+class Checkpoint(Protocol):
+    """A model on disk, opened but not read: `weight` reads one tensor at a time."""
+
+    config: ModelConfig
+    name: str  # for messages: the path or id that the user gave
+
+    def weight(self, name: str) -> torch.Tensor:
+        """One tensor by canonical name, in the file's dtype (float32 where it had to be dequantised)."""
+        ...
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that came with the model, if any did."""
+        ...

@@ -1,0 +1,178 @@
+"""The decoder: one ragged forward pass over whatever rows the sequences of a step bring.
+
+Linear layers see [rows, width]; only attention knows about sequences. There is no `if family == ...`: the config says
+what the layers have. Logits are computed only for the rows that need them, hidden states of any layer can be tapped, and
+a pass may run any subset of the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from slipstream.attention import BlockAttention, Segment
+from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.linear import Linear, make_linear
+from slipstream.models.mlp import MLP, make_mlp
+from slipstream.models.rope import RopeTable, rotate
+
+
+@dataclass(frozen=True)
+class PassOutput:
+    """What a pass gives back, segment after segment in the order they came in."""
+
+    logits: torch.Tensor  # [rows that asked, vocab]
+    hidden: torch.Tensor  # [rows, width], after the last layer that ran, before the final norm
+    taps: dict[int, torch.Tensor]  # layer -> [rows, width], the residual stream after that layer
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer."""
+
+    attn_norm: torch.Tensor
+    qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: Linear
+    mlp_norm: torch.Tensor
+    mlp: MLP
+    window: int | None
+
+
+class Decoder:
+    """A decoder-only transformer with rotary positions, RMS norms and gated MLPs, dense or a mixture of experts."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
+        self.config = checkpoint.config
+        self.name = checkpoint.name
+        self.dtype = dtype
+        self.device = device
+        self._embed = self._read(checkpoint, "embed")
+        head = self._embed if self.config.tied_head else self._read(checkpoint, "head")
+        self._head = make_linear(head)
+        self._norm = self._read(checkpoint, "norm")
+        self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
+        self._rope = RopeTable(self.config, device)
+        self._scale = self.config.head_dim**-0.5
+
+    def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        return checkpoint.weight(name).to(device=self.device, dtype=self.dtype)
+
+    def _layer(self, checkpoint: Checkpoint, index: int) -> Layer:
+        config = self.config
+
+        def read(name: str) -> torch.Tensor:
+            return self._read(checkpoint, f"layers.{index}.{name}")
+
+        bias = torch.cat([read("q_bias"), read("k_bias"), read("v_bias")]) if config.qkv_bias else None
+        return Layer(
+            attn_norm=read("attn_norm"),
+            qkv=make_linear(torch.cat([read("q"), read("k"), read("v")]), bias),
+            q_norm=read("q_norm") if config.qk_norm else None,
+            k_norm=read("k_norm") if config.qk_norm else None,
+            out=make_linear(read("o")),
+            mlp_norm=read("mlp_norm"),
+            mlp=make_mlp(config, read),
+            window=config.window(index),
+        )
+
+    def add_store(self, cache: PagedCache, name: str) -> None:
+        """Make room in the cache for this model's K and V under `name`."""
+        config = self.config
+        cache.add_store(name, config.layers, 2, config.kv_heads, config.head_dim, self.dtype)
+
+    def forward(
+        self,
+        cache: PagedCache,
+        store: str,
+        segments: Sequence[Segment],
+        *,
+        layers: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
+    ) -> PassOutput:
+        """Run all rows of all segments through the layers (all of them by default), writing K/V into `store`."""
+        config = self.config
+        rows = Rows(segments, self.device)
+        attention = BlockAttention(segments, config.heads, config.kv_heads, self._scale, self.device)
+        cos, sin = self._rope.at(rows.positions, rows.highest)
+        cos, sin = cos.to(self.dtype), sin.to(self.dtype)
+        data = cache.stores[store]
+        tapped: dict[int, torch.Tensor] = {}
+        x = self._embed[rows.tokens]
+        for index in range(config.layers) if layers is None else layers:
+            layer = self.layers[index]
+            keys, values = data[index, 0], data[index, 1]
+            q, k, v = self._qkv(layer, x, cos, sin)
+            keys[rows.pages, :, rows.slots] = k
+            values[rows.pages, :, rows.slots] = v
+            mixed = attention(q, keys, values, layer.window).to(self.dtype)
+            x = x + layer.out(mixed)
+            x = x + layer.mlp(self._normed(x, layer.mlp_norm))
+            if index in taps:
+                tapped[index] = x
+        wanted = x if rows.wanted is None else x[rows.wanted]
+        return PassOutput(self.head(wanted), x, tapped)
+
+    def _qkv(
+        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        config = self.config
+        heads, kv_heads = config.heads, config.kv_heads
+        qkv = layer.qkv(self._normed(x, layer.attn_norm)).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk = torch.cat([self._normed(qk[:, :heads], layer.q_norm), self._normed(qk[:, heads:], layer.k_norm)], 1)
+        qk = rotate(qk, cos, sin)
+        return qk[:, :heads], qk[:, heads:], v
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embedding rows of token ids."""
+        return self._embed[tokens]
+
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The final norm."""
+        return self._normed(hidden, self._norm)
+
+    def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of hidden rows [rows, width] (final norm included), for all tokens or for the ids in `vocab`."""
+        if not len(hidden):
+            return hidden.new_zeros(0, self.config.vocab_size if vocab is None else len(vocab))
+        normed = self.norm(hidden)
+        if vocab is None:
+            return self._head(normed)
+        if self.config.tied_head:
+            return functional.linear(normed, self._embed[vocab])
+        return self._head(normed)[:, vocab]  # an untied head is kept in packed form only
+
+
+class Rows:
+    """The rows of a pass, flattened: tokens, positions, where K/V go, which logits are wanted."""
+
+    def __init__(self, segments: Sequence[Segment], device: str) -> None:
+        positions = np.concatenate([s.positions for s in segments])
+        slots = np.concatenate([np.arange(s.first_slot, s.first_slot + s.rows) for s in segments])
+        pages = np.concatenate([np.asarray(s.table.pages)[_page_numbers(s)] for s in segments])
+        self.highest = int(positions.max())
+        self.tokens = _tensor(np.concatenate([np.asarray(s.tokens) for s in segments]), device)
+        self.positions = _tensor(positions, device)
+        self.pages = _tensor(pages, device)
+        self.slots = _tensor(slots % PAGE_SIZE, device)
+        wanted = np.concatenate([np.arange(s.rows) >= s.logits_from for s in segments])
+        self.wanted = None if wanted.all() else _tensor(np.flatnonzero(wanted), device)
+
+
+def _page_numbers(segment: Segment) -> np.ndarray:  # type: ignore[type-arg]
+    return np.arange(segment.first_slot, segment.first_slot + segment.rows) // PAGE_SIZE
+
+
+def _tensor(values: np.ndarray, device: str) -> torch.Tensor:  # type: ignore[type-arg]
+    return torch.from_numpy(values.astype(np.int64)).to(device)

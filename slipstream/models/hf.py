@@ -1,0 +1,182 @@
+"""A Hugging Face directory (config.json and safetensors) as a Checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from slipstream.errors import CorruptFile, ModelNotFound, ShapeMismatch, UnsupportedModel
+from slipstream.models.config import ModelConfig
+from slipstream.models.hf_config import config_from_hf
+from slipstream.models.shapes import expected_shape, weight_names
+
+if TYPE_CHECKING:
+    from slipstream.text import Tokenizer
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+DTYPES = ("F64", "F32", "F16", "BF16")
+HEAD = "lm_head.weight"
+# Tables that old files carry and nobody reads: they follow from the config.
+DERIVED = "rotary_emb.inv_freq"
+
+TABLES = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": HEAD}
+PARTS = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+EXPERT_PARTS = {"gate": "w1", "down": "w2", "up": "w3"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a canonical weight lies: in tensor `tensor`, whose stored shape must be `whole`, at `index`."""
+
+    tensor: str
+    whole: tuple[int, ...]
+    index: tuple[int | slice, ...] = ()
+
+
+class HFCheckpoint:
+    """A directory, opened: every tensor's presence, shape and dtype is checked, none is read until `weight` asks."""
+
+    def __init__(self, path: str | Path, name: str | None = None) -> None:
+        self.path = Path(path)
+        self.name = name or str(path)
+        raw = _read_json(self.path / "config.json")
+        generation = self.path / "generation_config.json"
+        self._files = _open_files(self.path)
+        self.config = config_from_hf(
+            raw, _read_json(generation) if generation.exists() else {}, self.name, has_head=HEAD in self._files
+        )
+        self._pieces = {name: self._place(name) for name in weight_names(self.config)}
+        used = {piece.tensor for piece in self._pieces.values()} | {HEAD}
+        unknown = sorted(tensor for tensor in self._files.keys() - used if not tensor.endswith(DERIVED))
+        if unknown:
+            raise UnsupportedModel(f"{self.name} has tensor {unknown[0]!r}, which {self.config.family} does not use")
+
+    def weight(self, name: str) -> torch.Tensor:
+        """One tensor by canonical name, in the dtype of the file."""
+        piece = self._pieces[name]
+        try:
+            if piece.index:
+                part: torch.Tensor = self._files[piece.tensor].get_slice(piece.tensor)[piece.index]
+                return part.contiguous()
+            whole: torch.Tensor = self._files[piece.tensor].get_tensor(piece.tensor)
+            return whole
+        except (SafetensorError, OSError) as error:
+            raise CorruptFile(f"cannot read tensor {piece.tensor!r} of {self.name}: {_one_line(error)}") from error
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The directory's tokenizer; None if it has none."""
+        if not any((self.path / file).exists() for file in TOKENIZER_FILES):
+            return None
+        from slipstream.text import Tokenizer
+
+        return Tokenizer.from_directory(self.path)
+
+    def _place(self, name: str) -> Piece:
+        piece = _locate(name, self.config, self._files)
+        if piece.tensor not in self._files:
+            raise CorruptFile(f"{self.name} lacks tensor {piece.tensor!r}")
+        stored = self._files[piece.tensor].get_slice(piece.tensor)
+        if (found := tuple(stored.get_shape())) != piece.whole:
+            raise ShapeMismatch(f"tensor {piece.tensor!r} of {self.name} has shape {found}, expected {piece.whole}")
+        if stored.get_dtype() not in DTYPES:
+            raise UnsupportedModel(f"tensor {piece.tensor!r} of {self.name} is stored as {stored.get_dtype()}")
+        return piece
+
+
+def _locate(name: str, config: ModelConfig, tensors: Mapping[str, Any]) -> Piece:
+    """The piece that holds canonical weight `name`, in whichever layout these tensors are."""
+    shape = expected_shape(config, name)
+    if name in TABLES:
+        return Piece(TABLES[name], shape)
+    _, layer, part = name.split(".", 2)
+    prefix = f"model.layers.{layer}"
+    if part in PARTS:
+        return Piece(f"{prefix}.{PARTS[part]}", shape)
+    # Mixtral: a matrix per expert under `block_sparse_moe`, or transformers 5's own stacks under `mlp`.
+    stacked = f"{prefix}.mlp.gate.weight" in tensors
+    if part == "router":
+        return Piece(f"{prefix}.{'mlp' if stacked else 'block_sparse_moe'}.gate.weight", shape)
+    _, number, part = part.split(".")
+    if not stacked:
+        return Piece(f"{prefix}.block_sparse_moe.experts.{number}.{EXPERT_PARTS[part]}.weight", shape)
+    expert, (rows, columns) = int(number), shape
+    if part == "down":
+        return Piece(f"{prefix}.mlp.experts.down_proj", (config.experts, *shape), (expert,))
+    half = slice(0, rows) if part == "gate" else slice(rows, 2 * rows)
+    return Piece(f"{prefix}.mlp.experts.gate_up_proj", (config.experts, 2 * rows, columns), (expert, half))
+
+
+def _open_files(directory: Path) -> dict[str, Any]:
+    """Tensor name -> the open safetensors file that holds it. Only headers are read."""
+    single, index = directory / WEIGHTS, directory / INDEX
+    if index.exists() and not single.exists():
+        return _open_shards(directory, index)
+    if not single.exists():
+        if any(directory.glob("*.bin")) or any(directory.glob("*.pt*")):
+            raise UnsupportedModel(
+                f"{directory} holds pickled weights only", hint="save them as safetensors (safe_serialization=True)"
+            )
+        raise ModelNotFound(f"{directory} has neither {WEIGHTS} nor {INDEX}")
+    file = _open_file(single)
+    return dict.fromkeys(file.keys(), file)
+
+
+def _open_shards(directory: Path, index: Path) -> dict[str, Any]:
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
+        raise CorruptFile(f"{index} has no weight_map from tensors to files")
+    shards: dict[str, Any] = {}
+    for shard in sorted(set(places.values())):
+        if Path(shard).name != shard or not (directory / shard).exists():
+            raise CorruptFile(f"{index} names {shard!r}, which is not in the directory")
+        shards[shard] = _open_file(directory / shard)
+    held = {shard: set(file.keys()) for shard, file in shards.items()}
+    for tensor, shard in places.items():
+        if tensor not in held[shard]:
+            raise CorruptFile(f"{directory / shard} lacks tensor {tensor!r}, which {INDEX} puts there")
+    return {tensor: shards[shard] for tensor, shard in places.items()}
+
+
+def _open_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CorruptFile(f"{path} is truncated or garbled: {_one_line(error)}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelNotFound(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path} is not JSON: {_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise CorruptFile(f"{path} is not a JSON object")
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,67 @@
+"""From a name to a model that runs: checkpoint, memory check, weights, tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
+from slipstream.models.config import ModelConfig
+from slipstream.models.decoder import Decoder
+from slipstream.models.loader import open_checkpoint
+from slipstream.models.memory import available_bytes
+from slipstream.text import Tokenizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(device: str) -> str:
+    """`auto`: the GPU if there is one. An unknown device, or a GPU that is not there, is refused."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = device.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise unknown_choice("device", device, ["auto", "cpu", "cuda"])
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"device={device!r}, but there is no CUDA device here", hint="use cpu or auto")
+    return device
+
+
+def choose_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
+    """`auto`: bfloat16 on a GPU, float32 on a CPU (where 16-bit arithmetic is slower and not exact)."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.bfloat16 if device.startswith("cuda") else torch.float32
+    if dtype not in _DTYPES:
+        raise unknown_choice("dtype", dtype, ["auto", *_DTYPES])
+    return _DTYPES[dtype]
+
+
+def load_model(model: str | Path, *, dtype: str | torch.dtype, device: str) -> tuple[Decoder, Tokenizer | None]:
+    """Load a model and its tokenizer. Too little memory is told before anything is read."""
+    device = choose_device(device)
+    chosen = choose_dtype(dtype, device)
+    checkpoint = open_checkpoint(model)
+    require_memory(checkpoint.name, checkpoint.config, chosen, device)
+    return Decoder(checkpoint, chosen, device), checkpoint.tokenizer()
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Memory of the weights as the decoder keeps them: on a CPU a tied head is packed beside the embedding table."""
+    count = config.parameters
+    if config.tied_head and dtype == torch.float32:
+        count += config.vocab_size * config.hidden_size
+    return count * dtype.itemsize
+
+
+def require_memory(name: str, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+    """Raise NotEnoughMemory if the weights alone would not fit."""
+    needed, free = weight_bytes(config, dtype), available_bytes(device)
+    if needed > free:
+        raise NotEnoughMemory(
+            f"{name} needs {needed / 2**20:,.0f} MiB for its weights in {str(dtype).removeprefix('torch.')} "
+            f"and {free / 2**20:,.0f} MiB are free on {device}",
+            hint="choose a smaller model or a smaller dtype",
+        )

@@ -1,0 +1,56 @@
+"""From what the user typed to an opened checkpoint: a built-in name, a path, or a repository on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from slipstream.errors import ModelNotFound
+from slipstream.models import builtin, hub
+from slipstream.models.checkpoint import Checkpoint
+
+Progress = Callable[[int, int], None]
+
+
+def open_checkpoint(model: str | Path, progress: Progress | None = None) -> Checkpoint:
+    """Opens `model`: a built-in name, a directory or GGUF file, or a hub id, looked for in this order.
+
+    A built-in model is downloaded on first use; `progress` is told (bytes done, bytes in all).
+    """
+    name = str(model)
+    if name in builtin.MODELS and isinstance(model, str):
+        return _open_path(builtin.fetch(name, progress), name)
+    path = Path(name).expanduser()
+    if path.exists():
+        return _open_path(path, name)
+    # A Path is a promise that the thing is on disk; so is a name that starts like one.
+    if isinstance(model, str) and not name.startswith((".", "/", "~")) and hub.is_reference(name):
+        return _open_path(hub.download(name), name)
+    raise ModelNotFound(
+        f"no such model: {name!r}",
+        hint=f"give a directory, a .gguf file, a hub id (owner/name) or one of: {', '.join(sorted(builtin.MODELS))}",
+    )
+
+
+def _open_path(path: Path, name: str) -> Checkpoint:
+    # Imported here: both need torch, and a mistyped name should not wait for it.
+    if path.is_dir():
+        from slipstream.models.hf import HFCheckpoint
+
+        _require_config(path)
+        return HFCheckpoint(path, name)
+    if path.suffix in (".safetensors", ".bin", ".json"):
+        raise ModelNotFound(f"{path} is a part of a model", hint=f"give its directory, {path.parent}")
+    from slipstream.models.gguf_file import GGUFCheckpoint
+
+    return GGUFCheckpoint(path, name)
+
+
+def _require_config(directory: Path) -> None:
+    if (directory / "config.json").exists():
+        return
+    files = sorted(file.name for file in directory.iterdir())
+    inside = [file for file in files if file.endswith(".gguf")]
+    if inside:
+        raise ModelNotFound(f"{directory} has no config.json", hint=f"name one of its GGUF files: {', '.join(inside)}")
+    raise ModelNotFound(f"{directory} has no config.json" if files else f"{directory} is empty")

@@ -1,0 +1,80 @@
+"""The gated MLP of a layer: dense, or a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from slipstream.models.config import ModelConfig
+from slipstream.models.linear import Linear, make_linear
+
+_GRAIN = 32_768  # elements above which an elementwise kernel is split among threads
+_LANES = 32  # elements of one unrolled vector iteration
+
+
+class MLP(Protocol):
+    """[rows, width] -> [rows, width], each row for itself."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply to rows."""
+        ...
+
+
+class DenseMLP:
+    """down(silu(gate(x)) * up(x)), gate and up in one product."""
+
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
+        self._gate_up = gate_up
+        self._down = down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(even_silu(gate).mul_(up))
+
+
+class MixtureMLP:
+    """The best experts of each row, weighted; experts in ascending order, so that a row's sum has one order."""
+
+    def __init__(self, router: Linear, experts: list[DenseMLP], per_token: int, norm_topk: bool) -> None:
+        self._router = router
+        self._experts = experts
+        self._per_token = per_token
+        self._norm_topk = norm_topk
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = torch.softmax(self._router(x).float(), dim=-1).topk(self._per_token, dim=-1)
+        if self._norm_topk:
+            # One addition after the other: a library's sum may take another order for another number of rows.
+            weights = weights / sum(weights.unbind(-1), weights.new_zeros(()))[:, None]
+        result = torch.zeros_like(x)
+        for number in chosen.unique().tolist():
+            rows, rank = (chosen == number).nonzero(as_tuple=True)
+            share = weights[rows, rank, None].to(x.dtype)
+            result[rows] += self._experts[number](x[rows]) * share
+        return result
+
+
+def even_silu(gate: torch.Tensor) -> torch.Tensor:
+    """silu, with the elements divided evenly among vector lanes and threads: a scalar remainder rounds differently."""
+    rows, width = gate.shape
+    threads = torch.get_num_threads()
+    if rows * width <= _GRAIN or rows * width % (_LANES * threads) == 0:
+        return functional.silu(gate)
+    filled = functional.pad(gate, (0, 0, 0, -rows % threads))
+    return functional.silu(filled)[:rows]
+
+
+def make_mlp(config: ModelConfig, read: Callable[[str], torch.Tensor]) -> MLP:
+    """The MLP of one layer; `read` gives its weights by name."""
+
+    def dense(prefix: str) -> DenseMLP:
+        gate_up = make_linear(torch.cat([read(f"{prefix}gate"), read(f"{prefix}up")]))
+        return DenseMLP(gate_up, make_linear(read(f"{prefix}down")))
+
+    if not config.experts:
+        return dense("")
+    experts = [dense(f"experts.{number}.") for number in range(config.experts)]
+    return MixtureMLP(make_linear(read("router")), experts, config.experts_per_token, config.norm_topk)

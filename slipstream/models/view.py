@@ -1,0 +1,65 @@
+"""TargetView: all that a drafter sees of the target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+
+from slipstream.attention import Segment
+from slipstream.cache import PagedCache
+from slipstream.models.config import ModelConfig
+from slipstream.models.decoder import Decoder, PassOutput
+from slipstream.sequence import TARGET
+from slipstream.text import Tokenizer
+
+
+class TargetView:
+    """Config, fingerprint, embedding, norm, head, and passes over any subset of layers."""
+
+    def __init__(
+        self, model: Decoder, cache: PagedCache, tokenizer: Tokenizer | None, longest: int, reads_draws: bool
+    ) -> None:
+        self._model = model
+        self.cache = cache
+        self.tokenizer = tokenizer
+        self.longest = longest  # tokens that a sequence of this engine can have
+        self.reads_draws = reads_draws  # the verifier compares p and q: sampled nodes accept more than chosen ones
+        self.device = model.device
+        self.dtype = model.dtype
+
+    @property
+    def config(self) -> ModelConfig:
+        """The target's shape."""
+        return self._model.config
+
+    def fingerprint(self) -> str:
+        """Tells whether a trained drafter belongs to this target: the shape, and some of the weights."""
+        sample = self._model.norm(torch.ones(1, self.config.hidden_size, device=self.device, dtype=self.dtype))
+        shape = json.dumps(asdict(self.config), sort_keys=True, default=str)
+        digest = hashlib.sha256(shape.encode())
+        digest.update(sample.float().cpu().numpy().round(3).tobytes())
+        return digest.hexdigest()[:16]
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embedding rows of token ids."""
+        return self._model.embed(tokens)
+
+    def norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The final norm."""
+        return self._model.norm(hidden)
+
+    def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits of hidden rows, for the whole vocabulary or for a subset of ids."""
+        return self._model.head(hidden, vocab)
+
+    def run(self, segments: Sequence[Segment], layers: Sequence[int]) -> PassOutput:
+        """A draft pass over some of the target's layers.
+
+        It may read committed K/V of those layers and writes only the open slots behind them, which verification
+        rewrites in every layer.
+        """
+        return self._model.forward(self.cache, TARGET, segments, layers=layers)

@@ -1,0 +1,68 @@
+"""Random numbers as a stateless function of what they are for.
+
+The default verifier needs noise that depends on (seed, choice, position, token) and on nothing else: not on the step,
+the batch slot or the drafter. So there is no generator to advance, only a hash. The mixing is that of the well-known
+32-bit finalisers (xor-shift, multiply), done on 64-bit integers so that it gives the same bits on every device.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+_MASK = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+# Purposes: streams with different names never share a number.
+MATCH, DRAFT, ACCEPT, RESIDUAL = 1, 2, 3, 4
+
+
+def _mix(x: int) -> int:
+    """A bijection of 32 bits in which every input bit reaches every output bit."""
+    x ^= x >> 16
+    x = (x * 0x7FEB352D) & _MASK
+    x ^= x >> 15
+    x = (x * 0x846CA68B) & _MASK
+    return x ^ (x >> 16)
+
+
+def key(*parts: int) -> int:
+    """Fold integers (seed, choice, position, purpose, ...) into one 32-bit pair, packed in 64 bits."""
+    low, high = 0x243F6A88, 0x85A308D3
+    for part in parts:
+        for word in (part & _MASK, (part >> 32) & _MASK):
+            low = _mix((low ^ word) + _GOLDEN & _MASK)
+            high = _mix((high + word + low) & _MASK)
+    return high << 32 | low
+
+
+def uniform(k: int) -> float:
+    """One number in (0, 1), never 0 and never 1, with 52 bits."""
+    high, low = _mix((k >> 32) ^ 0xB5297A4D), _mix((k & _MASK) ^ 0x68E31DA4)
+    return ((high << 20 | low >> 12) + 0.5) / float(1 << 52)
+
+
+@lru_cache(maxsize=4)
+def _all_ids(size: int, device: str) -> torch.Tensor:
+    return torch.arange(size, dtype=torch.int64, device=device)
+
+
+def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _MASK
+    x = (x ^ (x >> 15)) * 0x846CA68B & _MASK
+    return x ^ (x >> 16)
+
+
+def gumbel(k: int, ids: torch.Tensor | int, device: str = "cpu") -> torch.Tensor:
+    """Standard Gumbel noise, one number per token id, float64. `ids` may be the size of the whole vocabulary.
+
+    The number of a token id does not depend on which other ids were asked for, so a reduced vocabulary, or the few
+    tokens that survive top-p, read the same noise as the whole.
+    """
+    tokens = _all_ids(ids, device) if isinstance(ids, int) else ids
+    low, high = k & _MASK, k >> 32
+    bits = _mix_tensor(tokens ^ low)
+    bits = _mix_tensor((bits + high) & _MASK)
+    unit = (bits.double() + 0.5) / 4294967296.0
+    return -torch.log(-torch.log(unit))

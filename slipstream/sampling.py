@@ -1,0 +1,193 @@
+"""The only place where logits become a distribution.
+
+Order (vLLM's): minimum length and bias, penalties, temperature, min-p, top-k, top-p. Everything is a function of one row
+of logits and of the tokens on the path to it, so it holds at any node of a tree, and it is computed only for the nodes
+that a verifier visits. Ties break by token id, everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream import noise
+from slipstream.tree import TokenTree
+from slipstream.types import SamplingParams, TokenLogprob
+
+_FIRST_NUCLEUS = 1024  # top-p looks at this many tokens first; most nuclei are far smaller
+_WIDEN = 8
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens that may be chosen: ids in ascending order (None: the whole vocabulary) and their scaled logits."""
+
+    ids: torch.Tensor | None
+    logits: torch.Tensor
+
+    def token(self, index: int) -> int:
+        """The token id at an index of `logits`."""
+        return index if self.ids is None else int(self.ids[index])
+
+
+class Sampler:
+    """How one choice of one request picks tokens. Holds no state of its own: it reads the sequence's live lists."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int,
+        choice: int,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        end_ids: Sequence[int],
+    ) -> None:
+        self.params = params
+        self.seed = seed
+        self.choice = choice
+        self._prompt = prompt_ids
+        self._output = output_ids
+        self._masked_ids = torch.tensor(sorted({*end_ids, *(params.stop_token_ids or ())}), dtype=torch.int64)
+        self._bias_ids = torch.tensor(list(params.bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(params.bias.values()), dtype=torch.float32)
+        self._prompt_unique: torch.Tensor | None = None
+
+    # -- from a row of logits to the tokens that may be chosen --------------------------------------------------------
+
+    def adjusted(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
+        """Logits [vocab] after minimum length, bias and penalties; `path` holds the tokens below the root."""
+        params = self.params
+        short = len(self._output) + len(path) < params.min_tokens and len(self._masked_ids) > 0
+        if not (short or params.bias or params.penalised):
+            return row
+        row = row.float().clone()
+        device = row.device
+        if short:
+            row[self._masked_ids.to(device)] = float("-inf")
+        if params.bias:
+            row[self._bias_ids.to(device)] += self._bias.to(device)
+        if params.penalised:
+            self._penalise(row, path)
+        return row
+
+    def _penalise(self, row: torch.Tensor, path: Sequence[int]) -> None:
+        params = self.params
+        output = torch.tensor([*self._output, *path], dtype=torch.int64, device=row.device)
+        if params.repetition_penalty != 1.0:
+            if self._prompt_unique is None:
+                self._prompt_unique = torch.tensor(sorted(set(self._prompt)), dtype=torch.int64)
+            seen = torch.cat([self._prompt_unique.to(row.device), output]).unique()
+            values = row[seen]
+            penalty = params.repetition_penalty
+            row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if len(output) and (params.presence_penalty or params.frequency_penalty):
+            ids, counts = output.unique(return_counts=True)
+            row[ids] -= params.frequency_penalty * counts.to(row.dtype) + params.presence_penalty
+
+    def support(self, row: torch.Tensor, path: Sequence[int]) -> Support:
+        """The tokens that temperature, min-p, top-k and top-p leave. Greedy leaves one."""
+        params = self.params
+        row = self.adjusted(row, path)
+        if params.greedy:
+            best = row.argmax()
+            return Support(best.reshape(1), row[best].reshape(1))
+        scaled = row.float() / params.temperature
+        ids: torch.Tensor | None = None
+        if params.min_p > 0:
+            threshold = scaled.max() + torch.log(torch.tensor(params.min_p, dtype=torch.float32))
+            ids = (scaled >= threshold).nonzero()[:, 0]
+            scaled = scaled[ids]
+        for limit in (self._top_k, self._top_p):
+            kept = limit(scaled)
+            if kept is not None:
+                ids = kept if ids is None else ids[kept]
+                scaled = scaled[kept]
+        return Support(ids, scaled)
+
+    def _top_k(self, scaled: torch.Tensor) -> torch.Tensor | None:
+        count = self.params.top_k
+        if count == 0 or count >= len(scaled):
+            return None
+        threshold = torch.topk(scaled, count).values[-1]
+        above = (scaled > threshold).nonzero()[:, 0]
+        equal = (scaled == threshold).nonzero()[:, 0][: count - len(above)]
+        return torch.cat([above, equal]).sort().values
+
+    def _top_p(self, scaled: torch.Tensor) -> torch.Tensor | None:
+        if self.params.top_p >= 1.0:
+            return None
+        weights = torch.exp(scaled.double() - scaled.max().double())
+        needed = self.params.top_p * float(weights.sum())
+        width = min(_FIRST_NUCLEUS, len(weights))
+        while True:
+            ids = torch.topk(weights, width).indices.sort().values
+            order = weights[ids].sort(descending=True, stable=True)
+            ids = ids[order.indices]
+            before = order.values.cumsum(0) - order.values
+            kept = max(1, int((before < needed).sum()))
+            # The last kept weight must be above the smallest one looked at, or an equal one may hide outside.
+            if width == len(weights) or bool(order.values[kept - 1] > order.values[-1]):
+                return ids[:kept].sort().values
+            width = min(width * _WIDEN, len(weights))
+
+    # -- what verifiers and drafters ask for --------------------------------------------------------------------------
+
+    def choose(self, row: torch.Tensor, path: Sequence[int]) -> int:
+        """The target's own choice after `path`: the same whoever asks, and whenever."""
+        support = self.support(row, path)
+        if support.logits.numel() == 1:
+            return support.token(0)
+        return support.token(int(self.perturbed(support, path).argmax()))
+
+    def perturbed(self, support: Support, path: Sequence[int]) -> torch.Tensor:
+        """Scaled logits plus the noise of this position: the largest is the choice. Drafters read the same noise."""
+        ids = support.ids if support.ids is not None else len(support.logits)
+        noise_key = noise.key(self.seed, self.choice, self.position + len(path), noise.MATCH)
+        return support.logits.double() + noise.gumbel(noise_key, ids, str(support.logits.device))
+
+    def probabilities(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
+        """The distribution after `path` over the whole vocabulary, float64."""
+        support = self.support(row, path)
+        weights = torch.softmax(support.logits.double(), dim=0)
+        if support.ids is None:
+            return weights
+        return torch.zeros(len(row), dtype=torch.float64, device=row.device).index_copy_(0, support.ids, weights)
+
+    @property
+    def position(self) -> int:
+        """Absolute position of the token that follows the root."""
+        return len(self._prompt) + len(self._output)
+
+    def step_key(self, node: int, purpose: int) -> int:
+        """Key of a p/q verifier's random number in this step. `draft`, `accept` and `residual` never mix."""
+        return noise.key(self.seed, self.choice, self.position, node, purpose)
+
+
+class TreeDistributions:
+    """The target's distributions at the nodes of one tree, each computed when it is asked for."""
+
+    def __init__(self, sampler: Sampler, tree: TokenTree, rows: torch.Tensor) -> None:
+        self._sampler = sampler
+        self._tree = tree
+        self._rows = rows  # [nodes, vocab]
+
+    def choose(self, node: int) -> int:
+        """The target's choice after `node`."""
+        return self._sampler.choose(self._rows[node], self._tree.path_tokens(node))
+
+    def probabilities(self, node: int) -> torch.Tensor:
+        """The target's distribution after `node`, float64 over the whole vocabulary."""
+        return self._sampler.probabilities(self._rows[node], self._tree.path_tokens(node))
+
+    def key(self, node: int, purpose: int) -> int:
+        """Key of the random number that belongs to `node` in this step."""
+        return self._sampler.step_key(node, purpose)
+
+    def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
+        """Log-probability of `token` after `node` under the raw distribution."""
+        raw = torch.log_softmax(self._rows[node].float(), dim=0)
+        best = torch.topk(raw, min(top, len(raw))) if top else None
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True) if best is not None else ()
+        return TokenLogprob(token, float(raw[token]), tuple((int(i), float(v)) for i, v in pairs))

@@ -1,0 +1,28 @@
+"""`match`: a draft stands where it is what the target would have chosen.
+
+The target's choice at a position is an argmax (greedy) or an argmax over logits plus Gumbel noise that belongs to the
+position (sampling). It does not depend on the draft, so the text is the same with any drafter or none.
+"""
+
+from __future__ import annotations
+
+from slipstream.tree import TokenTree
+from slipstream.verify.base import Distributions, Verdict, Verifier
+
+
+class Match(Verifier):
+    """Lossless and drafter-invariant: same seed, same text."""
+
+    name = "match"
+    uses_draws = False
+
+    def __call__(self, tree: TokenTree, target: Distributions) -> Verdict:
+        node, nodes, tokens = 0, [], []
+        while True:
+            token = target.choose(node)
+            tokens.append(token)
+            child = tree.child(node, token)
+            if child is None:
+                return Verdict(nodes, tokens)
+            nodes.append(child)
+            node = child
