@@ -58,7 +58,11 @@ TEMPLATE = (
 CHATS = [
     [{"role": "user", "content": "Hi"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What's 12 + 345?\n"}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<b> & 'c'"}, {"role": "user", "content": " 東京"}],
+    [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<b> & 'c'"},
+        {"role": "user", "content": " 東京"},
+    ],
 ]
 
 
@@ -104,9 +108,7 @@ def spm_pieces() -> tuple[list[str], list[float], list[int]]:
 
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.train_from_iterator(
-        CORPUS[:3], trainers.BpeTrainer(vocab_size=300, special_tokens=[], show_progress=False)
-    )
+    backend.train_from_iterator(CORPUS[:3], trainers.BpeTrainer(vocab_size=300, special_tokens=[], show_progress=False))
     vocab = backend.get_vocab()
     learned = sorted(vocab, key=vocab.__getitem__)
     merged = [token for token in learned if len(token) > 1]
@@ -136,14 +138,24 @@ def spm_by_the_book(text: str, pieces: list[str], scores: list[float]) -> list[i
     ids = {piece: index for index, piece in enumerate(pieces) if index >= 259}
     symbols = list("▁" + text.replace(" ", "▁"))
     while True:
-        pairs = [
-            (-scores[ids[a + b]], at) for at, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in ids
-        ]
+        pairs = [(-scores[ids[a + b]], at) for at, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in ids]
         if not pairs:
             break
         at = min(pairs)[1]
         symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
     return [id for symbol in symbols for id in ([ids[symbol]] if symbol in ids else [3 + b for b in symbol.encode()])]
+
+
+def llama_of_transformers() -> Any:
+    """The toy SentencePiece vocabulary in transformers' own class, its merges recovered by their rule."""
+    from transformers import LlamaTokenizer
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    pieces, scores, types = spm_pieces()
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    special = {piece for piece, kind in zip(pieces, types, strict=True) if kind != 1}
+    merges = generate_merges(vocab, dict(zip(pieces, scores, strict=True)), skip_tokens=special)
+    return LlamaTokenizer(vocab=vocab, merges=merges, add_bos_token=True, legacy=True)
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +261,8 @@ def test_directory_added_tokens_of_the_config(tmp_path: Path) -> None:
     ours, theirs = Tokenizer.from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
     text = "a<tool>b<pad>c<extra>d"
     assert ours.encode(text) == theirs.encode(text)
-    assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True) == "a<tool>bcd"
+    assert theirs.decode(theirs.encode(text), skip_special_tokens=True) == "a<tool>bcd"
+    assert ours.decode(ours.encode(text)) == "a<tool>bcd"
     assert len(ours) == start + 3
 
 
@@ -265,6 +278,25 @@ def test_directory_slow_tokenizer_is_converted(tmp_path: Path) -> None:
     ours = Tokenizer.from_directory(tmp_path)
     for text in CORPUS:
         assert ours.encode(text) == theirs.encode(text)
+    assert ours.eos_ids == (theirs.eos_token_id,)  # named by the class alone
+
+
+def test_directory_of_sentencepiece_style_equals_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    directory = save_directory(llama_of_transformers().backend_tokenizer, tmp_path, bos_token="<s>", eos_token="</s>")
+    ours, theirs = Tokenizer.from_directory(directory), AutoTokenizer.from_pretrained(str(directory))
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert ours.encode("the")[0] == ours.bos_id == 1
+
+
+@pytest.mark.parametrize("added", [[1], {"x": {"content": "a"}}, {"1": {}}, {"1": 3}, {"1": {"content": 3}}], ids=str)
+def test_directory_bad_added_tokens(tmp_path: Path, added: Any) -> None:
+    with pytest.raises(CorruptFile, match="added_tokens_decoder"):
+        Tokenizer.from_directory(save_directory(train_byte_level(), tmp_path, added_tokens_decoder=added))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"])
@@ -366,14 +398,7 @@ def test_gguf_qwen2_equals_the_class_of_transformers() -> None:
 
 
 def test_gguf_spm_equals_the_class_of_transformers(spm: Tokenizer) -> None:
-    from transformers import LlamaTokenizer
-    from transformers.convert_slow_tokenizer import generate_merges
-
-    pieces, scores, types = spm_pieces()
-    vocab = {piece: index for index, piece in enumerate(pieces)}
-    special = {piece for piece, kind in zip(pieces, types, strict=True) if kind != 1}
-    merges = generate_merges(vocab, dict(zip(pieces, scores, strict=True)), skip_tokens=special)
-    theirs = LlamaTokenizer(vocab=vocab, merges=merges, add_bos_token=True, legacy=True)
+    theirs = llama_of_transformers()
     for text in TEXTS:
         # Their Metaspace adds no space in front of one; SentencePiece itself, and their normaliser of old, do.
         if not text.startswith(" ") and text:
@@ -476,6 +501,7 @@ def test_importing_is_light() -> None:
     code = "import slipstream.text, sys; print([m for m in ('torch', 'transformers', 'jinja2') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.strip() == "[]"
+
 
 # --- chat templates ------------------------------------------------------------------------------------------------
 

@@ -233,6 +233,7 @@ class DraftModelDrafter(Drafter[DraftModelOptions]):
             growth: _Growth | None = outcome.sequence.drafting.pop(self.name, None)
             if growth is None or growth.fed == 0:
                 continue
-            kept = [node for node in growth.tree.walk(outcome.tokens) if node < growth.fed]
+            # The last token is the next root and must be fed again for its logits, even if a node guessed it.
+            kept = [node for node in growth.tree.walk(outcome.tokens[:-1]) if node < growth.fed]
             slots = [growth.root_slot + node for node in kept]
             self._cache.commit(outcome.sequence.table, self.name, growth.root_slot + 1, slots)

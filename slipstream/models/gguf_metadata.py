@@ -57,16 +57,16 @@ def read_head(path: Path) -> GGUFHead:
                 return _parse(_Cursor(buffer, len(MAGIC)), path)
     except OSError as error:
         raise ModelNotFound(f"cannot read {path}: {error.strerror or error}") from error
-    except (struct.error, UnicodeDecodeError, _Garbled) as error:
+    except (struct.error, UnicodeDecodeError, _GarbledError) as error:
         raise CorruptFile(f"{path} is truncated or garbled: {error}") from error
 
 
-class _Garbled(Exception):
+class _GarbledError(Exception):
     """A number in the file that cannot be right."""
 
 
 class _Cursor:
-    """A position in the bytes. Reading past the end raises struct.error or _Garbled, never returns less."""
+    """A position in the bytes. Reading past the end raises struct.error or _GarbledError, never returns less."""
 
     def __init__(self, buffer: mmap.mmap, position: int) -> None:
         self.buffer = buffer
@@ -79,7 +79,7 @@ class _Cursor:
     def scalars(self, letter: str, count: int) -> tuple[Any, ...]:
         # Compared before struct sees it: a garbled count must not become an allocation.
         if count * struct.calcsize(letter) > self.size - self.position:
-            raise _Garbled(f"{count} values at byte {self.position} reach past the end of the file")
+            raise _GarbledError(f"{count} values at byte {self.position} reach past the end of the file")
         layout = struct.Struct(f"<{count}{letter}")
         values = layout.unpack_from(self.buffer, self.position)
         self.position += layout.size
@@ -94,7 +94,7 @@ class _Cursor:
             start = position + 8
             position = start + length_of(buffer, position)[0]
             if position > size:
-                raise _Garbled(f"a string at byte {start} reaches past the end of the file")
+                raise _GarbledError(f"a string at byte {start} reaches past the end of the file")
             texts.append(buffer[start:position].decode())
         self.position = position
         return texts
@@ -119,7 +119,7 @@ def _parse(cursor: _Cursor, path: Path) -> GGUFHead:
     rows = [_tensor_row(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
-        raise _Garbled(f"general.alignment is {alignment!r}")
+        raise _GarbledError(f"general.alignment is {alignment!r}")
     data = -(-cursor.position // alignment) * alignment
     tensors = {name: TensorInfo(shape, kind, data + offset) for name, shape, kind, offset in rows}
     return GGUFHead(metadata, tensors, cursor.size)
@@ -137,12 +137,12 @@ def _letter(kind: int, key: str) -> str:
     try:
         return SCALARS[kind]
     except KeyError:
-        raise _Garbled(f"metadata {key!r} has the unknown type {kind}") from None
+        raise _GarbledError(f"metadata {key!r} has the unknown type {kind}") from None
 
 
 def _tensor_row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     name, rank = cursor.string(), cursor.scalar("I")
     if rank > MOST_DIMENSIONS:
-        raise _Garbled(f"tensor {name!r} has {rank} dimensions")
+        raise _GarbledError(f"tensor {name!r} has {rank} dimensions")
     shape = tuple(reversed(cursor.scalars("Q", rank)))
     return name, shape, cursor.scalar("I"), cursor.scalar("Q")

@@ -124,7 +124,7 @@ def config_from_hf(
 def _family(reader: _Reader) -> Family:
     names = reader.raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise reader.refuse(f"has architecture {name!r}", hint=f"supported: {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
@@ -150,10 +150,12 @@ def _rope(reader: _Reader, family: Family, context: int) -> tuple[float, Llama3S
         if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
             raise reader.refuse(f"has {key} that differ by kind of layer")
         rope |= given
+        if kind := given.get("rope_type") or given.get("type"):  # the older of the two names
+            rope["rope_type"] = kind
     theta = reader.number("rope_theta", reader.number("rope_theta", family.rope_theta), rope)
     if rope.get("partial_rotary_factor") not in (None, 1):
         raise reader.refuse(f"needs partial_rotary_factor = {rope['partial_rotary_factor']!r}")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope.get("rope_type", "default")
     if kind == "default":
         return theta, None
     if kind == "linear":
@@ -178,6 +180,8 @@ def _windows(reader: _Reader, family: Family, layers: int) -> tuple[int | None, 
     kinds = reader.raw.get("layer_types")
     if kinds is None:
         first = reader.raw.get("max_window_layers", 28) if family.slides_late else 0
+        if not isinstance(first, int):
+            raise CorruptFile(f"{reader.source}: config.json has max_window_layers = {first!r}")
         kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise CorruptFile(f"{reader.source}: config.json has layer_types that do not name its {layers} layers")

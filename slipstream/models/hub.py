@@ -56,6 +56,7 @@ def is_reference(text: str) -> bool:
 
 
 def parse(text: str) -> Reference:
+    """The parts of a reference; ModelNotFound if `text` has not the form of one."""
     match = PATTERN.fullmatch(text)
     if match is None:
         raise ModelNotFound(

@@ -21,7 +21,7 @@ def open_checkpoint(model: str | Path, progress: Progress | None = None) -> Chec
     if name in builtin.MODELS and isinstance(model, str):
         return _open_path(builtin.fetch(name, progress), name)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return _open_path(path, name)
     # A Path is a promise that the thing is on disk; so is a name that starts like one.
     if isinstance(model, str) and not name.startswith((".", "/", "~")) and hub.is_reference(name):

@@ -28,7 +28,7 @@ class ChatTemplate:
         try:
             return str(self._compiled.render(**variables))
         except Exception as error:  # a template can fail in any way that Python can
-            raise OptionError(f"the chat template refuses these messages: {_one_line(error)}") from error
+            raise OptionError(f"the chat template refuses these messages: {one_line(error)}") from error
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def _compile(source: str) -> Any:
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
-        raise CorruptFile(f"the model's chat template cannot be parsed: {_one_line(error)}") from error
+        raise CorruptFile(f"the model's chat template cannot be parsed: {one_line(error)}") from error
 
 
 def _to_json(
@@ -113,5 +113,6 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """An exception's message for use inside another's, which is one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CorruptFile, ModelNotFound
+from slipstream.text.chat import one_line
 from slipstream.text.tokenizer import Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -25,7 +26,8 @@ def tokenizer_from_directory(path: str | os.PathLike[str]) -> Tokenizer:
     if not directory.is_dir():
         raise ModelNotFound(f"no directory {str(directory)!r}")
     settings = _read_json(directory / "special_tokens_map.json") | _read_json(directory / "tokenizer_config.json")
-    backend = _read_backend(directory)
+    backend, implied = _read_backend(directory)
+    settings = {**implied, **settings}
     named = {name: content for name in _NAMED if (content := _content(settings.get(name)))}
     extra = settings.get("extra_special_tokens")
     if isinstance(extra, Mapping):  # tokens with names of their own, which templates may use
@@ -35,32 +37,35 @@ def tokenizer_from_directory(path: str | os.PathLike[str]) -> Tokenizer:
     configs = [_read_json(directory / "generation_config.json"), _read_json(directory / "config.json")]
     configs += [text for config in configs if isinstance(text := config.get("text_config"), dict)]
     bos = backend.token_to_id(named["bos_token"]) if "bos_token" in named else None
+    if bos is None:
+        bos = next((id for config in configs for id in _ids(config.get("bos_token_id"))), None)
     eos = [id for config in configs for id in _ids(config.get("eos_token_id"))]
     endings = [content for name in ("eos_token", "eot_token") if (content := _content(settings.get(name)))]
     eos += [id for content in endings if (id := backend.token_to_id(content)) is not None]
     return Tokenizer(
         backend,
-        bos_id=next((id for config in configs for id in _ids(config.get("bos_token_id"))), None) if bos is None else bos,
+        bos_id=bos,
         eos_ids=eos,
         chat_template=_chat_template(directory, settings),
         special_tokens=named,
     )
 
 
-def _read_backend(directory: Path) -> Any:
+def _read_backend(directory: Path) -> tuple[Any, Mapping[str, str]]:
+    """The backend, and the special tokens that its class implies where the files do not name them."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return _convert_slow(directory)
     from tokenizers import Tokenizer as Backend
 
     try:
-        return Backend.from_str(file.read_text(encoding="utf-8"))
+        return Backend.from_str(file.read_text(encoding="utf-8")), {}
     except Exception as error:  # the library raises bare exceptions
-        raise CorruptFile(f"{str(file)!r} is not a tokenizer: {_one_line(error)}") from error
+        raise CorruptFile(f"{str(file)!r} is not a tokenizer: {one_line(error)}") from error
 
 
-def _convert_slow(directory: Path) -> Any:
-    """The backend made by transformers of older formats (SentencePiece models, vocab and merges)."""
+def _convert_slow(directory: Path) -> tuple[Any, Mapping[str, str]]:
+    """What transformers makes of older formats (SentencePiece models, vocab and merges)."""
     hint = "save it once with transformers' AutoTokenizer, which writes tokenizer.json"
     if not any((directory / name).is_file() for name in _SLOW_FILES):
         raise ModelNotFound(f"no tokenizer in {str(directory)!r}", hint="a model directory has a tokenizer.json")
@@ -68,9 +73,9 @@ def _convert_slow(directory: Path) -> Any:
         from transformers import AutoTokenizer
 
         converted = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
-        return converted.backend_tokenizer
+        return converted.backend_tokenizer, converted.special_tokens_map
     except Exception as error:  # anything: a missing library, a missing config, a garbled file
-        what = f"the tokenizer in {str(directory)!r} cannot be converted: {_one_line(error)}"
+        what = f"the tokenizer in {str(directory)!r} cannot be converted: {one_line(error)}"
         raise CorruptFile(what, hint=hint) from error
 
 
@@ -79,19 +84,26 @@ def _declare_added(backend: Any, settings: Mapping[str, Any], named: Mapping[str
     from tokenizers import AddedToken
 
     known = backend.get_added_tokens_decoder()
-    declared = settings.get("added_tokens_decoder")
-    for id, fields in declared.items() if isinstance(declared, Mapping) else ():
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        if not isinstance(fields, Mapping) or not _content(fields):
-            raise CorruptFile(f"tokenizer_config.json declares added token {id} without its content")
-        token = AddedToken(_content(fields), **{flag: bool(fields[flag]) for flag in flags if flag in fields})
-        if known.get(int(id)) != token:
-            backend.add_tokens([token])
+    # In the order of their ids: a token that the backend does not have yet gets the next free one.
+    backend.add_tokens([token for id, token in sorted(_declared(settings).items()) if known.get(id) != token])
     extra = [*_list(settings.get("additional_special_tokens")), *_list(settings.get("extra_special_tokens"))]
     contents = [*named.values(), *filter(None, map(_content, extra))]
     present = {token.content for token in backend.get_added_tokens_decoder().values()}
     missing = [content for content in dict.fromkeys(contents) if content not in present]
     backend.add_special_tokens([AddedToken(content, special=True, normalized=False) for content in missing])
+
+
+def _declared(settings: Mapping[str, Any]) -> dict[int, Any]:
+    from tokenizers import AddedToken
+
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    try:
+        return {
+            int(id): AddedToken(fields["content"], **{flag: fields[flag] for flag in flags if flag in fields})
+            for id, fields in (settings.get("added_tokens_decoder") or {}).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"tokenizer_config.json has a bad added_tokens_decoder: {one_line(error)}") from error
 
 
 def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
@@ -101,7 +113,7 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise CorruptFile(f"{str(file)!r} cannot be read: {_one_line(error)}") from error
+            raise CorruptFile(f"{str(file)!r} cannot be read: {one_line(error)}") from error
     template = _read_json(directory / "chat_template.json").get("chat_template", settings.get("chat_template"))
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
@@ -117,7 +129,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CorruptFile(f"{str(file)!r} is not JSON: {_one_line(error)}") from error
+        raise CorruptFile(f"{str(file)!r} is not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
         raise CorruptFile(f"{str(file)!r} should hold a JSON object, not {type(value).__name__}")
     return value
@@ -136,7 +148,3 @@ def _list(value: Any) -> list[Any]:
 def _ids(value: Any) -> Iterable[int]:
     """An id is written as a number, as a list of numbers, or as null."""
     return [id for id in (value if isinstance(value, list) else [value]) if type(id) is int and id >= 0]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

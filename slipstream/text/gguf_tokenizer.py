@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.errors import CorruptFile, UnsupportedModel
+from slipstream.text.chat import one_line
 from slipstream.text.pieces import SPACE
 from slipstream.text.tokenizer import Tokenizer
 
@@ -26,9 +27,7 @@ _ONE_DIGIT = rf"{_WORDS}|\p{{N}}{_PUNCTUATION}{_REST}"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"  # words that end where capitals begin
 _LOWER_WORD, _UPPER_WORD = (rf"[^\r\n\p{{L}}\p{{N}}]?{case}" for case in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
 _PUNCTUATION_AND_SLASHES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*"
-_CASED = (
-    rf"{_LOWER_WORD}{_CONTRACTIONS}?|{_UPPER_WORD}{_CONTRACTIONS}?|\p{{N}}{{1,3}}{_PUNCTUATION_AND_SLASHES}{_REST}"
-)
+_CASED = rf"{_LOWER_WORD}{_CONTRACTIONS}?|{_UPPER_WORD}{_CONTRACTIONS}?|\p{{N}}{{1,3}}{_PUNCTUATION_AND_SLASHES}{_REST}"
 _TEKKEN = rf"{_LOWER_WORD}|{_UPPER_WORD}|\p{{N}}{_PUNCTUATION_AND_SLASHES}{_REST}"
 
 
@@ -60,10 +59,8 @@ _RULES = {
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
     "dbrx": _CL100K,
-    "smaug-bpe": _CL100K,
     "qwen2": _QWEN2,
     "gpt-4o": _O200K,
-    "llama4": _O200K,
     "tekken": _Rule(_TEKKEN, whole_words=True, add_bos=True),
 }
 
@@ -76,7 +73,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     vocabulary = _Vocabulary(metadata)
     kind = vocabulary.required("tokenizer.ggml.model")
     if kind == "gpt2":
-        name = metadata.get("tokenizer.ggml.pre") or "default"
+        name = str(metadata.get("tokenizer.ggml.pre", "default"))
         rule = _RULES.get(name)
         if rule is None:
             raise UnsupportedModel(
@@ -152,10 +149,13 @@ class _Vocabulary:
         """Control tokens are matched whole and left out of decoded text, user-defined ones only matched whole."""
         from tokenizers import AddedToken
 
-        for token, id in self.by_token.items():
-            if token and self.types[id] in (_UNKNOWN, _CONTROL, _USER_DEFINED):
-                special = self.types[id] != _USER_DEFINED
-                backend.add_tokens([AddedToken(token, normalized=False, special=special)])
+        backend.add_tokens(
+            [
+                AddedToken(token, normalized=False, special=self.types[id] != _USER_DEFINED)
+                for token, id in self.by_token.items()
+                if token and self.types[id] in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+            ]
+        )
 
     def _per_token(self, key: str, default: float) -> list[Any]:
         values = self._metadata.get(key)
@@ -207,6 +207,8 @@ def _sentencepiece(vocabulary: _Vocabulary, space_prefix: bool) -> Any:
                 ranked.append((-scores[id], id, -cut, left, right))
     ranked.sort()
     unknown = vocabulary.id("unknown")
+    if unknown is None and _UNKNOWN in types:
+        unknown = types.index(_UNKNOWN)
     backend = _bpe(
         vocabulary,
         [(left, right) for *_, left, right in ranked],
@@ -230,4 +232,4 @@ def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any)
     try:
         return Backend(BPE(vocab=vocabulary.by_token, merges=merges, **options))
     except Exception as error:  # the library raises bare exceptions: a merge of tokens that do not exist
-        raise CorruptFile(f"the GGUF merges do not fit the vocabulary: {' '.join(str(error).split())}") from error
+        raise CorruptFile(f"the GGUF merges do not fit the vocabulary: {one_line(error)}") from error

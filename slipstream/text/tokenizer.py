@@ -12,6 +12,8 @@ from slipstream.errors import OptionError, PromptError
 from slipstream.text.chat import ChatTemplate
 from slipstream.text.pieces import Decoding, Style, decoding_of, piece_bytes
 
+_IDS = 1 << 32  # the library counts tokens in 32 bits
+
 
 class Tokenizer:
     """Wraps a `tokenizers.Tokenizer` with what its model's files say about BOS, the end of an answer, and chats.
@@ -86,7 +88,7 @@ class Tokenizer:
 
     def token(self, id: int) -> str | None:
         """The raw vocabulary entry, or None if there is none."""
-        return self._backend.id_to_token(id) if 0 <= id < self._size else None
+        return self._backend.id_to_token(id) if 0 <= id < _IDS else None
 
     def token_text(self, id: int) -> str:
         """What one token looks like to a person; bytes that are no character alone show as \\xNN."""

@@ -1,0 +1,102 @@
+"""Tiny random models, saved as real Hugging Face directories so that the real loader reads them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from slipstream import LLM
+from slipstream.models.config import ModelConfig
+from slipstream.models.shapes import expected_shape
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="slipstream-tiny-"))
+
+_HF_NAMES = {
+    "attn_norm": "input_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    **{f"{p}": f"self_attn.{p}_proj.weight" for p in "qkvo"},
+    **{p: f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")},
+}
+
+
+@functools.cache
+def tiny_directory(
+    seed: int = 0,
+    vocab_size: int = 97,
+    layers: int = 2,
+    context: int = 512,
+    sharpness: float = 4.0,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    sliding_window: int | None = None,
+) -> Path:
+    """A random Llama (Mistral, with a window) of two layers. `sharpness` scales the logits: larger is more certain."""
+    config = ModelConfig("llama", vocab_size, 64, layers, heads, kv_heads, head_dim, 96, context, tied_head=False)
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(name: str) -> torch.Tensor:
+        shape = expected_shape(config, name)
+        if len(shape) == 1:
+            return torch.ones(shape)
+        scale = sharpness * 0.15 if name == "head" else 1.2 * shape[1] ** -0.5
+        return torch.randn(shape, generator=generator) * scale
+
+    weights = {"model.embed_tokens.weight": random("embed"), "model.norm.weight": random("norm")}
+    weights["lm_head.weight"] = random("head")
+    for layer in range(layers):
+        for ours, theirs in _HF_NAMES.items():
+            weights[f"model.layers.{layer}.{theirs}"] = random(f"layers.{layer}.{ours}")
+    folder = Path(tempfile.mkdtemp(dir=_FOLDER))
+    save_file(weights, folder / "model.safetensors")
+    settings = {
+        "architectures": ["MistralForCausalLM" if sliding_window else "LlamaForCausalLM"],
+        "model_type": "mistral" if sliding_window else "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 96,
+        "max_position_embeddings": context,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        **({"sliding_window": sliding_window} if sliding_window else {}),
+    }
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def tiny_llm(
+    seed: int = 0,
+    vocab_size: int = 97,
+    speculate: str | Mapping[str, Any] | None = None,
+    verifier: str = "match",
+    context: int = 512,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> LLM:
+    """An LLM over random weights, without tokenizer. A draft `model` of "tiny:SEED" is a random one of its kind."""
+    return LLM(
+        tiny_directory(seed, vocab_size, context=context, sliding_window=sliding_window),
+        speculate=tiny_draft(speculate, vocab_size),
+        verifier=verifier,
+        **kwargs,
+    )
+
+
+def tiny_draft(speculate: str | Mapping[str, Any] | None, vocab_size: int = 97) -> Any:
+    """Replace a draft model "tiny:SEED" by the directory of such a model."""
+    if isinstance(speculate, Mapping) and str(speculate.get("model", "")).startswith("tiny:"):
+        seed = int(str(speculate["model"]).partition(":")[2])
+        return {**speculate, "model": str(tiny_directory(seed, vocab_size))}
+    return speculate
