@@ -3,9 +3,9 @@
 A sequence has one page table. Slot s of the sequence is row s % page_size of its page s // page_size, in every store:
 the target's K/V, a draft model's K/V and a head's features are stores under the same table, shared and freed with it.
 
-A step reserves slots for all the rows it will write, writes them (a tree's nodes lie in index order behind the committed
-rows), and commits the accepted path: those rows become the next rows of the sequence, the rest is free again. Only full,
-committed pages are shared between sequences, so nobody ever writes a row that another one reads.
+A step reserves slots for all the rows it will write, writes them (a tree's nodes lie in index order behind the
+committed rows), and commits the accepted path: those rows become the next rows of the sequence, the rest is free again.
+Only full, committed pages are shared between sequences, so nobody ever writes a row that another one reads.
 """
 
 from __future__ import annotations

@@ -67,20 +67,27 @@ class LLM:
         self.model.add_store(self.cache, TARGET)
         self._max_num_seqs = max_num_seqs
         self._requests = 0
+        self._engine: Engine | None = None
         self.use(spec)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs the requests, with the drafter in use."""
+        assert self._engine is not None
+        return self._engine
 
     def use(self, speculate: str | Mapping[str, object] | DrafterSpec | None) -> None:
         """Change the drafter. Nothing may be running; the model stays loaded."""
         spec = speculate if isinstance(speculate, DrafterSpec) else parse_speculate(speculate)
-        if hasattr(self, "engine"):
-            if not self.engine.scheduler.idle:
+        if self._engine is not None:
+            if not self._engine.scheduler.idle:
                 raise OptionError("the drafter cannot be changed while requests are running")
             for name in set(self.cache.stores) - {TARGET}:
                 del self.cache.stores[name]
         view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, self._verifier.uses_draws)
         drafter = spec.build(view)
         drafter.attach(self.cache)
-        self.engine = Engine(
+        self._engine = Engine(
             self.model,
             self.cache,
             drafter,
@@ -207,7 +214,7 @@ class LLM:
         for name, tokens in named.items():
             for token in tokens:
                 if not 0 <= token < vocab:
-                    raise OptionError(f"{name}: token {token} is outside the vocabulary", hint=f"valid: 0 to {vocab - 1}")
+                    raise OptionError(f"{name}: there is no token {token}", hint=f"valid: 0 to {vocab - 1}")
         if params.stop_strings and self.tokenizer is None:
             raise OptionError("stop strings need a tokenizer", hint="use stop_token_ids")
 
@@ -240,6 +247,7 @@ def _delta(progress: Progress, text: str) -> Delta:
         origins=sequence.stats.origins[-count:],
         finish_reason=sequence.finish_reason,
         completion=sequence.completion() if sequence.finished else None,
+        tree=progress.tree,
     )
 
 

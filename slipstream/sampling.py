@@ -1,8 +1,8 @@
 """The only place where logits become a distribution.
 
-Order (vLLM's): minimum length and bias, penalties, temperature, min-p, top-k, top-p. Everything is a function of one row
-of logits and of the tokens on the path to it, so it holds at any node of a tree, and it is computed only for the nodes
-that a verifier visits. Ties break by token id, everywhere.
+Order (vLLM's): minimum length and bias, penalties, temperature, min-p, top-k, top-p. Everything is a function of one
+row of logits and of the tokens on the path to it, so it holds at any node of a tree, and it is computed only for the
+nodes that a verifier visits. Ties break by token id, everywhere.
 """
 
 from __future__ import annotations

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.errors import OptionError
+
+if TYPE_CHECKING:
+    from slipstream.tree import TokenTree
 
 GREEDY_TEMPERATURE = 1e-5  # temperatures below this would overflow the division and are greedy in effect
 
@@ -252,3 +256,4 @@ class Delta:
     origins: list[str | None]
     finish_reason: str | None = None
     completion: Completion | None = None  # with the last delta of a choice: all of it
+    tree: TokenTree | None = None  # what was drafted in this step; `tree.walk(token_ids)` is the accepted path

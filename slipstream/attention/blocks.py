@@ -1,14 +1,14 @@
 """Attention that reduces over blocks of absolute position, so that a row's result does not depend on its company.
 
-Equality of speculative and plain text is exact only if a token's logits have the same bits whether it came alone, as one
-of 64 tree nodes or inside a prompt. Floating-point sums depend on their order, so the order is fixed here:
+Equality of speculative and plain text is exact only if a token's logits have the same bits whether it came alone, as
+one of 64 tree nodes or inside a prompt. Floating-point sums depend on their order, so the order is fixed here:
 
-* keys are grouped into blocks of PAGE_SIZE absolute positions; a block's weighted values are one matrix product, and the
-  blocks' results are added one after the other, in order of position;
+* keys are grouped into blocks of PAGE_SIZE absolute positions; a block's weighted values are one matrix product, and
+  the blocks' results are added one after the other, in order of position;
 * inside a block the product runs over the keys in slot order, which along any path through a tree is the order of
   position. Nodes that are not on the path are columns with weight exactly 0, and adding zeros changes nothing;
-* scores are computed as K x q (keys are the rows of the product) and the denominator by a product with ones: the forms
-  that were found to give the same bits for any number of queries (docs/exactness.md says what was tried);
+* a product never has fewer query rows than `_least_rows`: below that, kernels round differently. The denominator is a
+  product with ones, because a library's sum takes its order from the shape (docs/exactness.md says what was tried);
 * exp runs over a number of elements that vector units and threads divide evenly: a scalar remainder rounds differently.
 
 Committed full blocks are read in place, in runs of contiguous pages; the open tail (the last, partial block and the
@@ -24,13 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE
 
 _LANES = 32  # elements that one unrolled vector iteration of an elementwise kernel takes
 _GRAIN = 32_768  # elements above which an elementwise kernel is split among threads
-_MIN_COLUMNS = 4  # query columns of a product; fewer would take a matrix-vector kernel, which rounds differently
+_ONES = 4  # columns of ones; a single one would take a matrix-vector kernel
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,18 @@ class _Block:
 class _View:
     """What one segment reads in layers of one window size."""
 
-    runs: list[tuple[int, int, torch.Tensor | None]]  # (first page, pages, additive mask [pages, PAGE, rows, 1])
-    mask: torch.Tensor  # additive, [tail columns, rows, 1]
+    runs: list[tuple[int, int, torch.Tensor | None]]  # (first page, pages, additive mask [pages, 1, rows, 1, PAGE])
+    mask: torch.Tensor  # additive, [rows, 1, tail columns]
 
 
 class _SegmentPlan:
     """Everything about a segment that does not depend on the layer."""
 
-    def __init__(self, segment: Segment, group: int, kv_heads: int, device: str) -> None:
+    def __init__(self, segment: Segment, group: int, kv_heads: int, size: int, device: str) -> None:
         self.segment = segment
         self.device = device
-        self.group = group
-        self.kv_heads = kv_heads
         self.rows = segment.rows
-        self.padded_rows = max(segment.rows, -(-_MIN_COLUMNS // group))
+        self.padded_rows = max(segment.rows, -(-_least_rows(size) // group))
         self.full = segment.committed // PAGE_SIZE
         stop = segment.first_slot + segment.rows
         width = stop - self.full * PAGE_SIZE
@@ -87,7 +86,7 @@ class _SegmentPlan:
             where = np.flatnonzero(inside)
             start, stop = int(where[0]), int(where[-1]) + 1
             pure = bool(inside[start:stop].all())
-            mask = None if pure else torch.from_numpy(inside[start:stop, None]).to(self.device, torch.float32)
+            mask = None if pure else torch.from_numpy(inside[start:stop]).to(self.device, torch.float32)
             blocks.append(_Block(start, stop, mask))
         return blocks
 
@@ -104,9 +103,9 @@ class _SegmentPlan:
         if window is not None:
             seen = seen & (self._column_positions[None, :] > positions[:, None] - window)
             first_page = min(self.full, max(0, int(positions.min()) - window + 1) // PAGE_SIZE)
-        mask = np.full((self.columns, self.padded_rows, 1), -np.inf, dtype=np.float32)
-        mask[: self.width, : self.rows, 0] = np.where(seen.T, 0.0, -np.inf)
-        mask[:, self.rows :] = 0.0  # rows that only fill up the product; whatever they see must be finite
+        mask = np.full((self.padded_rows, 1, self.columns), -np.inf, dtype=np.float32)
+        mask[: self.rows, 0, : self.width] = np.where(seen, 0.0, -np.inf)
+        mask[self.rows :] = 0.0  # rows that only fill up the product; whatever they see must be finite
         runs = []
         pages = self.segment.table.pages
         for start, count in _runs(pages[first_page : self.full]):
@@ -118,11 +117,12 @@ class _SegmentPlan:
         if window is None:
             return None
         keys = np.arange(first * PAGE_SIZE, (first + count) * PAGE_SIZE)
-        hidden = keys[:, None] <= self.segment.positions[None, :] - window
+        hidden = keys[None, :] <= self.segment.positions[:, None] - window
         if not hidden.any():
             return None
-        mask = np.zeros((count, PAGE_SIZE, self.padded_rows, 1), dtype=np.float32)
-        mask[:, :, : self.rows, 0] = np.where(hidden, -np.inf, 0.0).reshape(count, PAGE_SIZE, self.rows)
+        mask = np.zeros((count, 1, self.padded_rows, 1, PAGE_SIZE), dtype=np.float32)
+        by_page = np.where(hidden, -np.inf, 0.0).reshape(self.rows, count, PAGE_SIZE)
+        mask[:, 0, : self.rows, 0] = by_page.transpose(1, 0, 2)
         return torch.from_numpy(mask).to(self.device)
 
     def tail(self, rows: torch.Tensor) -> torch.Tensor:
@@ -139,10 +139,13 @@ class _SegmentPlan:
 class BlockAttention:
     """Attention of one pass: built once from its segments, then called for every layer."""
 
-    def __init__(self, segments: Sequence[Segment], heads: int, kv_heads: int, scale: float, device: str) -> None:
+    def __init__(self, segments: Sequence[Segment], heads: int, kv_heads: int, size: int, device: str) -> None:
+        self._kv_heads = kv_heads
         self._group = heads // kv_heads
-        self._scale = scale
-        self._plans = [_SegmentPlan(s, self._group, kv_heads, device) for s in segments]
+        self._size = size
+        self._scale = size**-0.5
+        self._plans = [_SegmentPlan(s, self._group, kv_heads, size, device) for s in segments]
+        self._ones = torch.ones(1, 1, _ONES, device=device)
 
     def __call__(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
         """q [rows, heads, size] over one layer's pages [pages, kv heads, PAGE, size] -> [rows, heads * size]."""
@@ -158,61 +161,57 @@ class BlockAttention:
     def _one(
         self, plan: _SegmentPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        rows, heads, size = q.shape
-        kv_heads, group = heads // self._group, self._group
-        if plan.padded_rows != rows:
-            q = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, plan.padded_rows - rows))
-        # [kv heads, rows * group, size]: all query heads of a KV head go into one product
-        queries = q.view(-1, kv_heads, group, size).transpose(0, 1).reshape(kv_heads, -1, size)
+        kv_heads, group, size = self._kv_heads, self._group, self._size
+        if plan.padded_rows != plan.rows:
+            q = functional.pad(q, (0, 0, 0, 0, 0, plan.padded_rows - plan.rows))
+        # All query heads of a KV head are rows of one product: [kv heads, rows * group, size]
+        q = q.view(-1, kv_heads, group, size).transpose(0, 1).reshape(kv_heads, -1, size)
         view = plan.view(window)
 
-        tail_scores = torch.bmm(plan.tail(keys), queries.transpose(1, 2))
-        tail_scores.view(kv_heads, plan.columns, plan.padded_rows, group).add_(view.mask)
-        peak = tail_scores.amax(dim=1, keepdim=True)
-        run_scores = []
+        tail = torch.bmm(q, plan.tail(keys).transpose(1, 2))
+        tail.view(kv_heads, plan.padded_rows, group, plan.columns).add_(view.mask)
+        peak = tail.amax(dim=-1, keepdim=True)
+        runs = []
         for first, count, mask in view.runs:
-            block = keys[first : first + count].reshape(count * kv_heads, PAGE_SIZE, size).float()
-            scores = torch.bmm(block, queries.repeat(count, 1, 1).transpose(1, 2)).view(count, kv_heads, PAGE_SIZE, -1)
+            scores = torch.bmm(q.repeat(count, 1, 1), _blocks(keys, first, count).transpose(1, 2))
             if mask is not None:
-                scores.view(count, kv_heads, PAGE_SIZE, plan.padded_rows, group).add_(mask[:, None])
-            peak = torch.maximum(peak, scores.amax(dim=2, keepdim=True).amax(dim=0))
-            run_scores.append(scores)
+                scores.view(count, kv_heads, plan.padded_rows, group, PAGE_SIZE).add_(mask)
+            scores = scores.view(count, kv_heads, -1, PAGE_SIZE)
+            peak = torch.maximum(peak, scores.amax(dim=-1, keepdim=True).amax(dim=0))
+            runs.append(scores)
 
-        total: torch.Tensor | None = None
-        weight: torch.Tensor | None = None
-        for (first, count, _), scores in zip(view.runs, run_scores, strict=True):
-            p = scores.sub_(peak).exp_().view(count * kv_heads, PAGE_SIZE, -1).transpose(1, 2)
-            block = values[first : first + count].reshape(count * kv_heads, PAGE_SIZE, size).float()
-            sums = torch.bmm(p, block).view(count, kv_heads, -1, size)
-            weights = torch.bmm(p, _ones(p)).view(count, kv_heads, -1, _MIN_COLUMNS)
-            for number in range(count):
-                total = sums[number] if total is None else total + sums[number]
-                weight = weights[number] if weight is None else weight + weights[number]
-        p = tail_scores.sub_(peak).exp_()
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weighted values, weights) of each block, in order
+        for (first, count, _), scores in zip(view.runs, runs, strict=True):
+            weights = scores.sub_(peak).exp_().view(count * kv_heads, -1, PAGE_SIZE)
+            sums = torch.bmm(weights, _blocks(values, first, count)).view(count, kv_heads, -1, size)
+            totals = self._row_sums(weights).view(count, kv_heads, -1, _ONES)
+            parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
+        weights = tail.sub_(peak).exp_()
         tail_values = plan.tail(values)
-        for part in plan.blocks:
-            inside = p[:, part.start : part.stop]
-            if part.inside is not None:
-                inside = inside * part.inside
-            inside = inside.transpose(1, 2)
-            sums = torch.bmm(inside, tail_values[:, part.start : part.stop])
-            weights = torch.bmm(inside, _ones(inside))
-            total = sums if total is None else total + sums
-            weight = weights if weight is None else weight + weights
-        assert total is not None and weight is not None
-        result = (total / weight[..., :1]).view(kv_heads, -1, group, size)[:, :rows]
-        return result.transpose(0, 1).reshape(rows, heads * size)
+        for block in plan.blocks:
+            inside = weights[:, :, block.start : block.stop]
+            if block.inside is not None:
+                inside = inside * block.inside
+            parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), self._row_sums(inside)))
+        total, weight = parts[0]
+        for more, heavier in parts[1:]:
+            total, weight = total + more, weight + heavier
+        result = (total / weight[..., :1]).view(kv_heads, -1, group, size)[:, : plan.rows]
+        return result.transpose(0, 1).reshape(plan.rows, -1)
+
+    def _row_sums(self, weights: torch.Tensor) -> torch.Tensor:
+        """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have."""
+        return torch.bmm(weights, self._ones.expand(weights.shape[0], weights.shape[2], _ONES))
 
 
-_ONES: dict[tuple[int, int, str], torch.Tensor] = {}
+def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """Contiguous pages as a batch of blocks, [pages * kv heads, PAGE, size]; a view in float32."""
+    return rows[first : first + count].flatten(0, 1).float()
 
 
-def _ones(p: torch.Tensor) -> torch.Tensor:
-    """Ones to multiply p [batch, rows, columns] with; columns that serve as a row sum."""
-    key = (p.shape[0], p.shape[2], str(p.device))
-    if key not in _ONES:
-        _ONES[key] = torch.ones(p.shape[0], p.shape[2], _MIN_COLUMNS, device=p.device)
-    return _ONES[key]
+def _least_rows(size: int) -> int:
+    """Query rows below which a product of inner dimension `size` takes another kernel (found by trial: docs)."""
+    return 4 * -(-size // 64)
 
 
 def _even_columns(width: int, per_column: int) -> int:

@@ -1,8 +1,8 @@
 """A suffix automaton that grows token by token and counts occurrences.
 
-It recognises every substring of the text fed so far. Its states number at most two per token, and following it costs one
-dictionary look-up per token. `suffix` walks it twice: to know the longest suffix of the text that occurred before, and
-to see what followed there, how often.
+It recognises every substring of the text fed so far. Its states number at most two per token, and following it costs
+one dictionary look-up per token. `suffix` walks it twice: to know the longest suffix of the text that occurred before,
+and to see what followed there, how often.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Its K/V lie in a store of their own under the target's page table. `propose` fir
 (one pass for all sequences), then grows the trees level by level (one pass a level). `observe` keeps the rows of the
 accepted path and forgets the others, so the store is in step whatever was accepted.
 
-Nodes are *chosen* by joint probability (when sampling: by log q plus the noise that the target will read, so that draft
-and target coincide as often as possible), or *sampled* from q without replacement for the verifiers that compare p and q.
+Nodes are *chosen* by joint probability (when sampling: by log q plus the noise that the target will read, so that
+draft and target coincide as often as possible), or *sampled* from q without replacement for verifiers that read q.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DraftModelDrafter(Drafter[DraftModelOptions]):
 
     name = "draft_model"
     summary = "a smaller model of the same vocabulary, as a chain or a tree"
-    helps = "any text, if the draft is 10x or more cheaper than the target and trained on similar data; not on small targets"
+    helps = "any text, if the draft is 10x cheaper than the target and trained on similar data; not on small targets"
     options_type = DraftModelOptions
 
     def attach(self, cache: PagedCache) -> None:

@@ -41,7 +41,7 @@ class NgramDrafter(Drafter[NgramOptions]):
 
     name = "ngram"
     summary = "prompt lookup: what followed the last n tokens the last time"
-    helps = "copying, editing, summaries, code; useless on text that never repeats (it then drafts little and costs little)"
+    helps = "copying, editing, summaries, code; on text that never repeats it drafts nothing"
     options_type = NgramOptions
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
@@ -64,8 +64,7 @@ class NgramDrafter(Drafter[NgramOptions]):
                     index.ends[tuple(tokens[end + 1 - size : end + 1])] = end
         index.seen = max(index.seen, len(tokens) - 1)
         for size in reversed(sizes):
-            if len(tokens) > size:
-                end = index.ends.get(tuple(tokens[-size:]))
-                if end is not None:
-                    return end + 1
+            found = index.ends.get(tuple(tokens[-size:])) if len(tokens) > size else None
+            if found is not None:
+                return found + 1
         return None

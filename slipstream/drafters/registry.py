@@ -133,10 +133,8 @@ def _from_mapping(value: Mapping[str, object]) -> DrafterSpec:
     for name, setting in options.items():
         for ours in spellings.get(name, (name,)):
             translated[ours] = setting
-    if method == "ngram" and "max_n" in translated and "min_n" not in translated:
-        # vLLM: a lone prompt_lookup_max sets the minimum too.
-        if "prompt_lookup_max" in options:
-            translated["min_n"] = translated["max_n"]
+    if "prompt_lookup_max" in options and "min_n" not in translated:
+        translated["min_n"] = translated["max_n"]  # as in vLLM, where a lone maximum sets the minimum too
     spec = DrafterSpec(str(method), translated)
     _check(spec)
     return spec
@@ -155,7 +153,7 @@ def make_options(method: str, kind: type[DraftOptions], given: Mapping[str, obje
 
 
 def _convert(method: str, name: str, value: object, hint: Any) -> object:
-    accepted = [a for a in (typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,))]
+    accepted = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in accepted:
         if kind is type(None) and (value is None or value == "none"):
             return None

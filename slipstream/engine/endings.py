@@ -39,12 +39,11 @@ def _end(sequence: Sequence, token: int) -> None:
     """Set the finish reason if `token`, just appended, is the last."""
     params = sequence.params
     long_enough = len(sequence.output_ids) >= params.min_tokens
-    if token in sequence.end_ids or token in (params.stop_token_ids or ()):
-        if long_enough:
-            sequence.finish_reason = "stop"
-            sequence.stop_reason = token if token not in sequence.end_ids else None
-            _say(sequence, [], last=True)
-            return
+    if long_enough and (token in sequence.end_ids or token in (params.stop_token_ids or ())):
+        sequence.finish_reason = "stop"
+        sequence.stop_reason = token if token not in sequence.end_ids else None
+        _say(sequence, [], last=True)
+        return
     _say(sequence, [token], last=False, stoppable=long_enough)
     if not sequence.finished and sequence.remaining <= 0:
         sequence.finish_reason = "length"

@@ -1,8 +1,8 @@
 """Which sequences run in the next step, and with how many rows of their prompts.
 
-First come, first served. Sequences that decode always run; prompts are fed in chunks that end at page boundaries, so that
-a long prompt does not hold up the others. When pages run out, the youngest sequence is set aside (its pages copied out)
-and is the first to come back.
+First come, first served. Sequences that decode always run; prompts are fed in chunks that end at page boundaries, so
+that a long prompt does not hold up the others. When pages run out, the youngest sequence is set aside (its pages copied
+out) and is the first to come back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The decoder: one ragged forward pass over whatever rows the sequences of a step bring.
 
 Linear layers see [rows, width]; only attention knows about sequences. There is no `if family == ...`: the config says
-what the layers have. Logits are computed only for the rows that need them, hidden states of any layer can be tapped, and
-a pass may run any subset of the layers.
+what the layers have. Logits are computed only for the rows that need them, hidden states of any layer can be tapped,
+and a pass may run any subset of the layers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -59,7 +60,6 @@ class Decoder:
         self._norm = self._read(checkpoint, "norm")
         self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
         self._rope = RopeTable(self.config, device)
-        self._scale = self.config.head_dim**-0.5
 
     def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.weight(name).to(device=self.device, dtype=self.dtype)
@@ -99,7 +99,7 @@ class Decoder:
         """Run all rows of all segments through the layers (all of them by default), writing K/V into `store`."""
         config = self.config
         rows = Rows(segments, self.device)
-        attention = BlockAttention(segments, config.heads, config.kv_heads, self._scale, self.device)
+        attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, self.device)
         cos, sin = self._rope.at(rows.positions, rows.highest)
         cos, sin = cos.to(self.dtype), sin.to(self.dtype)
         data = cache.stores[store]
@@ -170,9 +170,9 @@ class Rows:
         self.wanted = None if wanted.all() else _tensor(np.flatnonzero(wanted), device)
 
 
-def _page_numbers(segment: Segment) -> np.ndarray:  # type: ignore[type-arg]
+def _page_numbers(segment: Segment) -> npt.NDArray[np.int64]:
     return np.arange(segment.first_slot, segment.first_slot + segment.rows) // PAGE_SIZE
 
 
-def _tensor(values: np.ndarray, device: str) -> torch.Tensor:  # type: ignore[type-arg]
+def _tensor(values: npt.NDArray[np.int64], device: str) -> torch.Tensor:
     return torch.from_numpy(values.astype(np.int64)).to(device)

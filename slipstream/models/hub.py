@@ -100,7 +100,7 @@ def _gguf_files(hub: Any, repository: str, revision: str | None) -> list[str]:
         raise _explain(repository, error) from error
     except Exception:  # offline by choice or by accident, in whatever words of the client's transport
         # No patterns: we want the folder, however little of the repository is in it.
-        options = {"revision": revision, "local_files_only": True, "allow_patterns": []}
+        options: dict[str, Any] = {"revision": revision, "local_files_only": True, "allow_patterns": []}
         folder = Path(_ask(repository, hub.snapshot_download, repository, **options))
         files = [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
     return sorted(file for file in files if file.endswith(".gguf"))

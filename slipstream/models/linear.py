@@ -1,7 +1,7 @@
 """Matrix products whose rows do not depend on each other.
 
-`F.linear` picks its kernel by the number of rows, and the kernels round differently, so a token's logits would depend on
-how many tokens share its pass. Two forms give a row the same bits whatever its company:
+`F.linear` picks its kernel by the number of rows, and the kernels round differently, so a token's logits would depend
+on how many tokens share its pass. Two forms give a row the same bits whatever its company:
 
 * `PackedLinear`: MKL with the weights packed once. Also much faster than `F.linear` for 2 to 64 rows.
 * `TiledLinear`: `F.linear` in tiles of a fixed number of rows, for CPUs without MKL.
@@ -86,7 +86,7 @@ class PackedLinear:
         return result
 
     def _lone_row_agrees(self, shape: torch.Size) -> bool:
-        """Narrow matrices (128 outputs and fewer, as seen) take a matrix-vector kernel for one row. Ask once a shape."""
+        """Narrow matrices (as seen: up to 128 outputs) take a matrix-vector kernel for one row. Asked once a shape."""
         if shape not in _LONE_ROW_AGREES:
             x = torch.linspace(-1.0, 1.0, 2 * shape[1]).sin().view(2, -1)
             _LONE_ROW_AGREES[shape] = torch.equal(self._product(x[:1]), self._product(x)[:1])

@@ -17,7 +17,9 @@ class Match(Verifier):
     uses_draws = False
 
     def __call__(self, tree: TokenTree, target: Distributions) -> Verdict:
-        node, nodes, tokens = 0, [], []
+        node = 0
+        nodes: list[int] = []
+        tokens: list[int] = []
         while True:
             token = target.choose(node)
             tokens.append(token)

@@ -24,7 +24,9 @@ class Rejection(Verifier):
     uses_draws = True
 
     def __call__(self, tree: TokenTree, target: Distributions) -> Verdict:
-        node, nodes, tokens = 0, [], []
+        node = 0
+        nodes: list[int] = []
+        tokens: list[int] = []
         while True:
             child, left = try_children(tree, node, target)
             if child is None:

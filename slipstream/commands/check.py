@@ -1,0 +1,225 @@
+"""`slipstream check`: will it run here? Answered from headers and configurations, before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from slipstream.commands.opening import fetch_models, spelled
+from slipstream.commands.options import Described, ModelSetup
+from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs, show_table
+from slipstream.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream.drafters import DrafterSpec
+    from slipstream.drafters.vocabulary import VocabularyComparison
+    from slipstream.models.checkpoint import Checkpoint
+    from slipstream.models.config import ModelConfig
+
+_FACTS = (
+    "family", "parameters", "layers", "hidden_size", "heads", "kv_heads", "experts", "vocab_size", "context",
+    "tied_head",
+)  # fmt: skip
+_SHARE_FOR_KV = 0.8  # of what the weights leave free, as in `LLM`: activations need room too
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by purpose, and what is free."""
+
+    weights: int
+    kv: int
+    draft_weights: int
+    draft_kv: int
+    available: int
+
+    @property
+    def total(self) -> int:
+        """All that is needed."""
+        return self.weights + self.kv + self.draft_weights + self.draft_kv
+
+    @property
+    def left_for_kv(self) -> int:
+        """What K/V may take once the weights are in."""
+        return int(_SHARE_FOR_KV * (self.available - self.weights - self.draft_weights))
+
+    @property
+    def fits(self) -> bool:
+        """Whether everything has room."""
+        return self.kv + self.draft_kv <= self.left_for_kv
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was found out."""
+
+    model: str
+    config: ModelConfig
+    device: str
+    dtype: str
+    max_model_len: int
+    speculate: str
+    draft_model: str | None
+    draft_config: ModelConfig | None
+    vocabulary: VocabularyComparison | None
+    memory: Memory
+
+    @property
+    def problems(self) -> list[str]:
+        """Every reason why it would not run."""
+        found = []
+        if not self.memory.fits:
+            found.append(self._memory_problem())
+        if self.vocabulary is not None and not self.vocabulary.same:
+            found.append(f"draft {self.draft_model} does not fit the target: {self.vocabulary.describe()}")
+        return found
+
+    def _memory_problem(self) -> str:
+        memory = self.memory
+        needed, free = mebibytes(memory.total), mebibytes(memory.available)
+        per_token = (memory.kv + memory.draft_kv) / self.max_model_len
+        affordable = int(memory.left_for_kv / per_token)
+        cure = f"--max-model-len {affordable} would fit" if affordable > 0 else "the weights alone are too large"
+        return f"{needed} are needed, {free} are free on {self.device} (K/V may take 80% of what weights leave); {cure}"
+
+
+def check(
+    setup: ModelSetup | None = None,
+    as_json: Annotated[bool, Described("print JSON", ("--json",))] = False,
+) -> int:
+    """Tell whether a model and its drafter fit this machine, without loading them."""
+    findings = examine(setup or ModelSetup())
+    if as_json:
+        print_json(_as_dict(findings), indent=2)
+    else:
+        _print(findings)
+    return 2 if findings.problems else 0
+
+
+def examine(setup: ModelSetup) -> Findings:
+    """Read headers and tokenizers and do the sums."""
+    spec = setup.drafter()
+    from slipstream.models.load import choose_device, choose_dtype, weight_bytes
+    from slipstream.models.loader import open_checkpoint
+    from slipstream.models.memory import available_bytes
+
+    device = choose_device(setup.device)
+    dtype = choose_dtype(setup.dtype, device)
+    fetch_models(setup.model, spec)
+    target = open_checkpoint(setup.model)
+    length = _length(setup.max_model_len, target.config.context)
+    named = _draft_named(spec)
+    draft = open_checkpoint(named) if named else None
+    return Findings(
+        model=setup.model,
+        config=target.config,
+        device=device,
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=length,
+        speculate=spelled(spec),
+        draft_model=named,
+        draft_config=draft.config if draft else None,
+        vocabulary=_compare(draft, target) if draft else None,
+        memory=Memory(
+            weights=weight_bytes(target.config, dtype),
+            kv=_kv_bytes(target.config, dtype, length),
+            draft_weights=weight_bytes(draft.config, dtype) if draft else 0,
+            draft_kv=_kv_bytes(draft.config, dtype, length) if draft else 0,
+            available=available_bytes(device),
+        ),
+    )
+
+
+def _length(asked: int | None, context: int) -> int:
+    if asked is not None and not 1 <= asked <= context:
+        raise OptionError(f"max_model_len={asked} is out of range", hint=f"valid: 1 to {context}, the model's own")
+    return asked or context
+
+
+def _draft_named(spec: DrafterSpec) -> str | None:
+    """The model that a drafter runs, if it runs one: any drafter calls that option `model`."""
+    from slipstream.drafters import drafter_class
+    from slipstream.drafters.registry import make_options
+
+    options = make_options(spec.method, drafter_class(spec.method).options_type, spec.options)
+    named = getattr(options, "model", None)
+    return str(named) if named else None
+
+
+def _compare(draft: Checkpoint, target: Checkpoint) -> VocabularyComparison:
+    from slipstream.drafters.vocabulary import compare_vocabularies
+
+    return compare_vocabularies(
+        draft.tokenizer(), draft.config.vocab_size, target.tokenizer(), target.config.vocab_size
+    )
+
+
+def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+    """K/V of one sequence of full length; the cache is made of pages."""
+    from slipstream.cache import PAGE_SIZE
+
+    return -(-tokens // PAGE_SIZE) * PAGE_SIZE * config.kv_bytes_per_token(dtype.itemsize)
+
+
+def _as_dict(findings: Findings) -> dict[str, Any]:
+    memory = asdict(findings.memory) | {"total": findings.memory.total}
+    vocabulary = findings.vocabulary
+    return {
+        "model": findings.model,
+        "architecture": _shape(findings.config),
+        "device": findings.device,
+        "dtype": findings.dtype,
+        "max_model_len": findings.max_model_len,
+        "speculate": findings.speculate,
+        "draft": None
+        if findings.draft_config is None or vocabulary is None
+        else {
+            "model": findings.draft_model,
+            "architecture": _shape(findings.draft_config),
+            "vocabulary": asdict(vocabulary) | {"same": vocabulary.same, "summary": vocabulary.describe()},
+        },
+        "memory_bytes": memory,
+        "fits": findings.memory.fits,
+        "problems": findings.problems,
+        "ok": not findings.problems,
+    }
+
+
+def _shape(config: ModelConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in _FACTS}
+
+
+def _architecture(config: ModelConfig) -> str:
+    experts = f", {config.experts} experts" if config.experts else ""
+    return (
+        f"{config.family}, {config.parameters / 1e6:,.1f} M parameters, {config.layers} layers, "
+        f"width {config.hidden_size}, {config.heads} heads ({config.kv_heads} K/V){experts}, "
+        f"{config.vocab_size:,} tokens, context {config.context:,}"
+    )
+
+
+def _print(findings: Findings) -> None:
+    memory = findings.memory
+    facts = [
+        ("model", findings.model),
+        ("architecture", _architecture(findings.config)),
+        ("runs as", f"{findings.dtype} on {findings.device}"),
+        ("drafter", findings.speculate),
+    ]
+    if findings.draft_config is not None and findings.vocabulary is not None:
+        facts += [("draft", _architecture(findings.draft_config)), ("vocabulary", findings.vocabulary.describe())]
+    show_pairs(facts)
+    say()
+    sums = [["weights", mebibytes(memory.weights)], [f"K/V, {findings.max_model_len:,} tokens", mebibytes(memory.kv)]]
+    if findings.draft_config is None:
+        sums.append(["drafter", mebibytes(0)])
+    else:
+        sums += [["draft weights", mebibytes(memory.draft_weights)], ["draft K/V", mebibytes(memory.draft_kv)]]
+    sums += [["total", mebibytes(memory.total)], ["free", mebibytes(memory.available)]]
+    show_table(["memory", "size"], sums, right=[1])
+    for problem in findings.problems:
+        say(f"does not fit: {problem}", "bad")
+    if not findings.problems:
+        say("fits", "good")

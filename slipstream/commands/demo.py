@@ -1,0 +1,211 @@
+"""`slipstream demo`: the same six prompts with and without speculation, side by side, in one process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from slipstream.commands.demo_prompts import PROMPTS, DemoPrompt
+from slipstream.commands.opening import open_llm, spelled
+from slipstream.commands.options import Described, EngineSetup, Sampling
+from slipstream.commands.show import Origins, legend, mark_origins
+from slipstream.commands.terminal import coloured, passing, print_json, say, show_table
+from slipstream.errors import OptionError
+
+if TYPE_CHECKING:
+    from slipstream.drafters import DrafterSpec
+    from slipstream.llm import LLM
+    from slipstream.types import Completion, SamplingParams
+
+_MAX_TOKENS = 128
+_ROUNDS = 2  # plain and speculative take turns; the faster run of each counts: other programs can only slow one down
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt answered both ways."""
+
+    kind: str
+    plain: Completion
+    speculative: Completion
+    pieces: list[tuple[str, bool]]  # the speculative text, by origin
+    identical: bool
+
+    @property
+    def speedup(self) -> float:
+        """Decode time over decode time, for the same tokens."""
+        return _ratio(self.speculative.stats.tokens_per_second, self.plain.stats.tokens_per_second)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain numbers for JSON."""
+        stats = self.speculative.stats
+        return {
+            "kind": self.kind,
+            "plain_tok_s": round(self.plain.stats.tokens_per_second, 2),
+            "speculative_tok_s": round(stats.tokens_per_second, 2),
+            "speedup": round(self.speedup, 3),
+            "tokens": stats.emitted,
+            "tokens_per_step": round(stats.tokens_per_step, 3),
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "identical": self.identical,
+            "text": self.speculative.text,
+        }
+
+
+def demo(
+    setup: EngineSetup | None = None,
+    sampling: Sampling | None = None,
+    as_json: Annotated[bool, Described("print one JSON object at the end", ("--json",))] = False,
+) -> int:
+    """Answer six prompts plainly and speculatively, and compare."""
+    setup, sampling = setup or EngineSetup(), sampling or Sampling()
+    sampling.require_single_answer("demo")
+    params = sampling.params(max_tokens=_MAX_TOKENS, seed=0)
+    spec = setup.drafter()
+    llm = open_llm(setup)
+    if llm.tokenizer is None:
+        raise OptionError(f"{setup.model} has no tokenizer, so it cannot answer text")
+    if not as_json:
+        say(f"{setup.model}, drafter {spelled(spec)}. {legend(coloured(sys.stdout))}.\n")
+    with passing("warming up ..."):
+        for drafter in (None, spec):
+            llm.use(drafter)
+            llm.generate(_encode(llm, PROMPTS[-1]), params)
+    compared = []
+    for number, prompt in enumerate(PROMPTS, 1):
+        with passing(f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."):
+            compared.append(_compare(llm, prompt, spec, params))
+        if not as_json:
+            _print_one(prompt, compared[-1])
+    report = _report(setup, spec, llm, compared)
+    if as_json:
+        print_json(report)
+    else:
+        _print_table(compared, report)
+    return 0 if report["identical"] else 1
+
+
+def _encode(llm: LLM, prompt: DemoPrompt) -> list[int]:
+    assert llm.tokenizer is not None
+    if llm.tokenizer.has_chat_template:
+        return llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+    return llm.tokenizer.encode(prompt.text)
+
+
+def _compare(llm: LLM, prompt: DemoPrompt, spec: DrafterSpec, params: SamplingParams) -> Comparison:
+    prompt_ids = _encode(llm, prompt)
+    plain: list[Completion] = []
+    speculative: list[Completion] = []
+    pieces: list[tuple[str, bool]] = []
+    for _ in range(_ROUNDS):
+        for drafter, runs in ((None, plain), (spec, speculative)):
+            llm.use(drafter)  # a new one each time: a drafter that remembers answers must not have seen this one
+            completion, pieces = _answer(llm, prompt_ids, params)
+            runs.append(completion)
+    texts = {tuple(completion.token_ids) for completion in plain + speculative}
+    return Comparison(prompt.kind, _fastest(plain), _fastest(speculative), pieces, len(texts) == 1)
+
+
+def _answer(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> tuple[Completion, list[tuple[str, bool]]]:
+    assert llm.tokenizer is not None
+    origins, pieces, completion = Origins(llm.tokenizer, prompt_ids), [], None
+    for delta in llm.stream(prompt_ids, params):
+        pieces += origins.push(delta)
+        completion = delta.completion
+    assert completion is not None  # the last delta has it
+    return completion, pieces
+
+
+def _fastest(runs: list[Completion]) -> Completion:
+    return min(runs, key=lambda completion: completion.stats.decode_ms)
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 0.0
+
+
+def _report(setup: EngineSetup, spec: DrafterSpec, llm: LLM, compared: list[Comparison]) -> dict[str, Any]:
+    import torch
+
+    from slipstream import __version__
+
+    plain_ms = sum(c.plain.stats.decode_ms for c in compared)
+    speculative_ms = sum(c.speculative.stats.decode_ms for c in compared)
+    plain_tokens = sum(c.plain.stats.emitted - 1 for c in compared)  # the first token is no decoding, as in tok/s
+    speculative_tokens = sum(c.speculative.stats.emitted - 1 for c in compared)
+    steps = sum(c.speculative.stats.steps for c in compared)
+    plain, speculative = _ratio(1000 * plain_tokens, plain_ms), _ratio(1000 * speculative_tokens, speculative_ms)
+    return {
+        "prompts": [c.as_dict() for c in compared],
+        "model": setup.model,
+        "speculate": spelled(spec),
+        "exact": llm.exact,
+        "identical": all(c.identical for c in compared),
+        "plain_tok_s": round(plain, 2),
+        "speculative_tok_s": round(speculative, 2),
+        "speedup": round(_ratio(speculative, plain), 3),
+        "tokens_per_step": round(_ratio(sum(c.speculative.stats.emitted for c in compared), steps), 3),
+        "torch_threads": torch.get_num_threads(),
+        "dtype": str(llm.model.dtype).removeprefix("torch."),
+        "device": llm.model.device,
+        "version": __version__,
+    }
+
+
+def _print_one(prompt: DemoPrompt, compared: Comparison) -> None:
+    colour = coloured(sys.stdout)
+    first, *more = prompt.text.splitlines()
+    say(f"{prompt.kind}: {first}{' ...' if more else ''}", "title")
+    print(mark_origins(compared.pieces, colour))
+    verdict = "identical to plain decoding" if compared.identical else "NOT identical to plain decoding"
+    say(f"({verdict}, {compared.speedup:.2f}x)\n", "dim" if compared.identical else "bad")
+
+
+def _print_table(compared: list[Comparison], report: dict[str, Any]) -> None:
+    rows = [
+        [
+            entry["kind"],
+            f"{entry['plain_tok_s']:.1f}",
+            f"{entry['speculative_tok_s']:.1f}",
+            f"{entry['speedup']:.2f}x",
+            f"{entry['tokens_per_step']:.2f}",
+            "yes" if entry["identical"] else "NO",
+        ]
+        for entry in [*report["prompts"], {"kind": "all", **report}]
+    ]
+    headers = ["kind", "plain tok/s", "speculative tok/s", "speed-up", "tokens per step", "identical"]
+    show_table(headers, rows, right=[1, 2, 3, 4])
+    say(f"\n{report['torch_threads']} threads, {report['dtype']} on {report['device']}")
+    say("See the trees that made it so:")
+    say(f"  {_next_command(report['model'])}", "bold")
+
+
+def _next_command(model: str) -> str:
+    """A command that works when pasted here."""
+    from slipstream.models.builtin import DEFAULT_MODEL
+
+    choice = "" if model == DEFAULT_MODEL else f" -m {shlex.quote(model)}"
+    return f"{executable()} run{choice} --show tree --max-tokens 64 'Count from 1 to 20, separated by commas.'"
+
+
+def executable() -> str:
+    """How this program was called, as short as it can be said from here."""
+    called = Path(sys.argv[0])
+    if called.name != "slipstream" or not called.exists():
+        return f"{_shortest(Path(sys.executable))} -m slipstream"
+    if shutil.which("slipstream") == str(called.absolute()):
+        return "slipstream"
+    return _shortest(called)
+
+
+def _shortest(path: Path) -> str:
+    whole, relative = str(path.absolute()), os.path.relpath(path)
+    if os.sep not in relative:
+        relative = f".{os.sep}{relative}"
+    return shlex.quote(min(relative, whole, key=len))

@@ -1,0 +1,76 @@
+"""`slipstream drafters`: every way to draft that is installed, with its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Annotated, Any
+
+from slipstream.commands.options import Described
+from slipstream.commands.terminal import print_json, say, show_table
+
+
+def drafters(
+    name: Annotated[str | None, Described("only this one", metavar="[NAME]", positional=True)] = None,
+    as_json: Annotated[bool, Described("print JSON", ("--json",))] = False,
+) -> None:
+    """List the drafters and their options."""
+    from slipstream.drafters import drafter_class, drafter_names
+    from slipstream.drafters.registry import DEFAULT
+
+    if name is not None:
+        described = [_describe(name, drafter_class(name))]
+    else:
+        described = [_describe_safely(known) for known in drafter_names()]
+    if as_json:
+        print_json(described[0] if name is not None else {"default": DEFAULT, "drafters": described}, indent=2)
+        return
+    for drafter in described:
+        _print(drafter, is_default=drafter["name"] == DEFAULT)
+    if name is None:
+        say("Options are given as in --speculate suffix:depth=8,branch=2", "dim")
+
+
+def _describe_safely(name: str) -> dict[str, Any]:
+    """A drafter of another package may be broken; the list is not."""
+    from slipstream.drafters import drafter_class
+
+    try:
+        return _describe(name, drafter_class(name))
+    except Exception as error:
+        return {"name": name, "error": f"cannot be loaded: {type(error).__name__}: {error}"}
+
+
+def _describe(name: str, kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind.options_type)
+    options = [
+        {"name": field.name, "type": _type_name(hints[field.name]), "default": _default(field)}
+        for field in dataclasses.fields(kind.options_type)
+    ]
+    notes = " ".join((kind.options_type.__doc__ or "").split())
+    return {"name": name, "summary": kind.summary, "helps": kind.helps, "notes": notes, "options": options}
+
+
+def _type_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """A value that JSON can hold; None where the option must be given."""
+    return None if field.default is dataclasses.MISSING or field.default == "" else field.default
+
+
+def _print(drafter: dict[str, Any], *, is_default: bool) -> None:
+    say(drafter["name"] + (" (default)" if is_default else ""), "title")
+    if "error" in drafter:
+        say(f"  {drafter['error']}\n", "bad")
+        return
+    say(f"  {drafter['summary']}")
+    say(f"  helps: {drafter['helps']}")
+    say(f"  {drafter['notes']}", "dim")
+    rows = []
+    for option in drafter["options"]:
+        default = "(required)" if option["default"] is None else str(option["default"])
+        rows.append([f"  {option['name']}", option["type"], default])
+    show_table(["  option", "type", "default"], rows)
+    say()

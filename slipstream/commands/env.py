@@ -1,0 +1,103 @@
+"""`slipstream env`: what a bug report needs to know about a machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+from slipstream.commands.options import Described
+from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs
+
+_PACKAGES = (
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "jinja2", "huggingface_hub", "typer", "rich",
+    "triton",
+)  # fmt: skip
+# What changes how we run. Values of others (tokens, proxies) are nobody's business.
+_VARIABLES = (
+    "SLIPSTREAM_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "KMP_AFFINITY", "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES",
+    "TOKENIZERS_PARALLELISM", "NO_COLOR",
+)  # fmt: skip
+
+
+def env(as_json: Annotated[bool, Described("print JSON", ("--json",))] = False) -> None:
+    """Describe this machine and installation."""
+    report = {"versions": _versions(), **_hardware(), "cache": _cache(), "environment": _environment()}
+    if as_json:
+        print_json(report, indent=2)
+        return
+    for section, content in report.items():
+        say(section, "title")
+        show_pairs([(name, _plain(value)) for name, value in content.items()], indent="  ")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "not installed" if value is None else str(value)
+
+
+def _versions() -> dict[str, str | None]:
+    from slipstream import __version__
+
+    found: dict[str, str | None] = {"slipstream": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return {**found, "system": platform.platform(), "executable": sys.executable}
+
+
+def _hardware() -> dict[str, dict[str, Any]]:
+    import torch
+
+    from slipstream.models.linear import packing_works
+    from slipstream.models.memory import available_bytes
+
+    cpu = {
+        "model": _cpu_model(),
+        "cores": os.cpu_count(),
+        "usable cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "MKL packed products": packing_works(),
+        "free memory": mebibytes(available_bytes("cpu")),
+    }
+    gpu: dict[str, Any] = {"available": torch.cuda.is_available(), "built for CUDA": str(torch.version.cuda)}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"capability {properties.major}.{properties.minor}"
+        gpu[f"device {index}"] = f"{properties.name}, {mebibytes(properties.total_memory)}, {capability}"
+    return {"cpu": cpu, "cuda": gpu}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cache() -> dict[str, Any]:
+    from slipstream.models import builtin
+
+    folder = builtin.cache_directory()
+    files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
+    size = sum(file.stat().st_size for file in files)
+    described: dict[str, Any] = {"directory": str(folder), "size": mebibytes(size)}
+    for name, model in builtin.MODELS.items():
+        there = (folder / model.filename).exists()
+        described[name] = f"{'here' if there else 'not downloaded yet'} ({mebibytes(model.size)})"
+    return described
+
+
+def _environment() -> dict[str, str]:
+    """Those that are set."""
+    return {name: os.environ[name] for name in _VARIABLES if name in os.environ}

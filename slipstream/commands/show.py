@@ -1,0 +1,98 @@
+"""Seeing speculation: which tokens came from a draft, and the tree of every step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from slipstream.commands.terminal import coloured, harmless, paint
+
+if TYPE_CHECKING:
+    from slipstream.text import Tokenizer
+    from slipstream.tree import TokenTree
+    from slipstream.types import Delta
+
+
+class Origins:
+    """Splits an answer's text by where its tokens came from.
+
+    Text can lag behind its tokens (a split character, the beginning of a stop string) but never differs from what the
+    tokens spell, so the decoded tokens wait in a queue until the answer's own text has caught up with them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+        from slipstream.text import IncrementalDecoder
+
+        self._decoder = IncrementalDecoder(tokenizer, prompt_ids)
+        self._waiting: deque[tuple[str, bool]] = deque()
+
+    def push(self, delta: Delta) -> list[tuple[str, bool]]:
+        """The new text in pieces, each with whether a draft had it first."""
+        for token, origin in zip(delta.token_ids, delta.origins, strict=True):
+            self._waiting.append((self._decoder.push([token]), origin is not None))
+        if delta.finish_reason is not None:
+            self._waiting.append((self._decoder.flush(), False))
+        pieces, missing = [], len(delta.text)
+        while missing and self._waiting:
+            text, drafted = self._waiting.popleft()
+            pieces.append((text[:missing], drafted))
+            if len(text) > missing:
+                self._waiting.appendleft((text[missing:], drafted))
+            missing -= len(pieces[-1][0])
+        return pieces
+
+
+def mark_origins(pieces: Sequence[tuple[str, bool]], colour: bool) -> str:
+    """Pieces as one text: drafted ones green, or in brackets where there is no colour."""
+    marked = []
+    for text, drafted in pieces:
+        text = harmless(text, sys.stdout)
+        marked.append(text if not drafted or not text else paint(text, "draft", True) if colour else f"[{text}]")
+    return "".join(marked)
+
+
+def legend(colour: bool) -> str:
+    """What the marks mean."""
+    return "tokens in green came from a draft" if colour else "tokens in [brackets] came from a draft"
+
+
+def draw_tree(tree: TokenTree, tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
+    """One step in lines: the tree as it was offered, the accepted path marked, and the model's own token."""
+    fancy, colour = sys.stdout.isatty(), coloured(sys.stdout)
+    accepted = tree.walk(tokens)
+    tick = "✓" if fancy else "*"
+
+    def word(node: int) -> str:
+        text = _quoted(tree.tokens[node], tokenizer)
+        return paint(text + tick, "draft", colour) if node in accepted else paint(text, "dim", colour)
+
+    def run(node: int) -> tuple[str, list[int]]:
+        """A node with the only children below it on one line, and the children where the line forks."""
+        words = [word(node)]
+        while len(children := tree.children(node)) == 1:
+            node = children[0]
+            words.append(word(node))
+        return " ".join(words), children
+
+    def below(children: list[int], indent: str) -> None:
+        for child in children:
+            last = child == children[-1]
+            corner = ("└─ " if last else "├─ ") if fancy else ("`- " if last else "|- ")
+            line, forks = run(child)
+            lines.append(indent + corner + line)
+            below(forks, indent + ("   " if last else "│  " if fancy else "|  "))
+
+    count = f"{tree.drafted} drafted, {len(accepted)} accepted" if tree.drafted else "nothing drafted"
+    lines = [f"{_quoted(tree.tokens[0], tokenizer)}  {paint(count, 'dim', colour)}"]
+    below(tree.children(0), "  ")
+    own = [_quoted(token, tokenizer) for token in tokens[len(accepted) :]]
+    if own:
+        lines.append(f"  + {paint(' '.join(own), 'bold', colour)}")
+    return lines
+
+
+def _quoted(token: int, tokenizer: Tokenizer) -> str:
+    return harmless(json.dumps(tokenizer.token_text(token), ensure_ascii=False), sys.stdout)
