@@ -82,9 +82,12 @@ class _SegmentPlan:
             return [_Block(0, self.columns, None)]
         blocks = []
         for number in range(first, last + 1):
-            inside = block_of == number
+            inside = np.zeros(self.columns, dtype=np.bool_)
+            inside[: self.width] = block_of == number
             where = np.flatnonzero(inside)
-            start, stop = int(where[0]), int(where[-1]) + 1
+            # Never fewer than _LANES columns: very small products take another kernel.
+            stop = min(self.columns, max(int(where[-1]) + 1, int(where[0]) + _LANES))
+            start = max(0, min(int(where[0]), stop - _LANES))
             pure = bool(inside[start:stop].all())
             mask = None if pure else torch.from_numpy(inside[start:stop]).to(self.device, torch.float32)
             blocks.append(_Block(start, stop, mask))

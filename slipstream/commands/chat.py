@@ -74,7 +74,7 @@ class Chat:
             try:
                 text, is_command = self._reader.read()
             except KeyboardInterrupt:
-                note("(Ctrl-D or /exit leaves)")
+                note("\n(Ctrl-D or /exit leaves)")
                 continue
             if text is END or (is_command and text.split() == ["/exit"]):
                 return

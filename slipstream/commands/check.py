@@ -22,7 +22,9 @@ _FACTS = (
     "family", "parameters", "layers", "hidden_size", "heads", "kv_heads", "experts", "vocab_size", "context",
     "tied_head",
 )  # fmt: skip
-_SHARE_FOR_KV = 0.8  # of what the weights leave free, as in `LLM`: activations need room too
+# Both as in `LLM`, which refuses what this verb calls too large:
+_SHARE_FOR_KV = 0.8  # of what the weights leave free; activations need room too
+_SPARE_PAGES = 2  # for the tree of a sequence at the end of its context
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,7 @@ class Findings:
     def _memory_problem(self) -> str:
         memory = self.memory
         needed, free = mebibytes(memory.total), mebibytes(memory.available)
-        per_token = (memory.kv + memory.draft_kv) / self.max_model_len
-        affordable = int(memory.left_for_kv / per_token)
+        affordable = _affordable(memory, self.max_model_len)
         cure = f"--max-model-len {affordable} would fit" if affordable > 0 else "the weights alone are too large"
         return f"{needed} are needed, {free} are free on {self.device} (K/V may take 80% of what weights leave); {cure}"
 
@@ -156,11 +157,25 @@ def _compare(draft: Checkpoint, target: Checkpoint) -> VocabularyComparison:
     )
 
 
-def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
-    """K/V of one sequence of full length; the cache is made of pages."""
+def _pages(tokens: int) -> int:
     from slipstream.cache import PAGE_SIZE
 
-    return -(-tokens // PAGE_SIZE) * PAGE_SIZE * config.kv_bytes_per_token(dtype.itemsize)
+    return -(-tokens // PAGE_SIZE) + _SPARE_PAGES
+
+
+def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+    """K/V of one sequence of full length."""
+    from slipstream.cache import PAGE_SIZE
+
+    return _pages(tokens) * PAGE_SIZE * config.kv_bytes_per_token(dtype.itemsize)
+
+
+def _affordable(memory: Memory, tokens: int) -> int:
+    """The longest sequence that would fit, where one of `tokens` does not; 0 if none does."""
+    from slipstream.cache import PAGE_SIZE
+
+    per_page = (memory.kv + memory.draft_kv) // _pages(tokens)
+    return max(0, memory.left_for_kv // per_page - _SPARE_PAGES) * PAGE_SIZE
 
 
 def _as_dict(findings: Findings) -> dict[str, Any]:
@@ -212,7 +227,8 @@ def _print(findings: Findings) -> None:
         facts += [("draft", _architecture(findings.draft_config)), ("vocabulary", findings.vocabulary.describe())]
     show_pairs(facts)
     say()
-    sums = [["weights", mebibytes(memory.weights)], [f"K/V, {findings.max_model_len:,} tokens", mebibytes(memory.kv)]]
+    context = f"K/V for {findings.max_model_len:,} tokens"
+    sums = [["weights", mebibytes(memory.weights)], [context, mebibytes(memory.kv)]]
     if findings.draft_config is None:
         sums.append(["drafter", mebibytes(0)])
     else:

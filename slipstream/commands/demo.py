@@ -181,7 +181,7 @@ def _print_table(compared: list[Comparison], report: dict[str, Any]) -> None:
     ]
     headers = ["kind", "plain tok/s", "speculative tok/s", "speed-up", "tokens per step", "identical"]
     show_table(headers, rows, right=[1, 2, 3, 4])
-    say(f"\n{report['torch_threads']} threads, {report['dtype']} on {report['device']}")
+    say(f"\n{report['dtype']} on {report['device']}, torch threads: {report['torch_threads']}")
     say("See the trees that made it so:")
     say(f"  {_next_command(report['model'])}", "bold")
 

@@ -37,30 +37,22 @@ class Account:
     ),
     DemoPrompt(
         "json",
-        """Turn this list of orders into a JSON array. Each object has the keys "id", "customer", "item" and "price".
+        """Extract the data from this message as a JSON object with the keys "name", "email", "phone", "order_number", \
+"product" and "address".
 
-Order 1041: Maria Lindqvist bought a walnut writing desk for 349.00.
-Order 1042: Tomasz Kowalczyk bought a walnut bookshelf for 219.50.
-Order 1043: Maria Lindqvist bought a brass desk lamp for 64.90.
-Order 1044: Adaeze Okafor bought a brass floor lamp for 128.00.""",
+Hello, my name is Eleanor Whitfield and I ordered a walnut writing desk on March 3rd. The order number is 20417-B. \
+It should have been delivered to 58 Harbour Street, Bristol, but nothing has arrived yet. Please call me at \
+0117 496 0284 or write to eleanor.whitfield@example.com.""",
     ),
     DemoPrompt(
         "rewriting",
-        """Rewrite this letter with the name "Mr. Bennet" changed to "Dr. Alvarez" and keep everything else as it is.
+        """Correct the spelling mistakes in this text:
 
-Dear Mr. Bennet,
-
-Thank you for visiting our laboratory last Tuesday. The instruments that you asked about will be delivered to your
-office before the end of the month. Please let us know, Mr. Bennet, whether the second floor entrance is open on
-weekends, because the delivery company prefers to come on a Saturday morning.
-
-Kind regards,
-Eleanor Whitfield""",
+Thank you for visiting our labratory last Tuesday. The instruments that you asked about will be deliverd to your \
+office before the end of the month. Please let us know whether the second floor entrance is open on weekends, because \
+the delivery company prefers to come on a Saterday morning.""",
     ),
-    DemoPrompt("chat", "What are three good ways to fall asleep faster? Answer with a short list."),
+    DemoPrompt("chat", "Why is the sky blue?"),
     DemoPrompt("story", "Write a short story about a lighthouse keeper who finds a message in a bottle."),
-    DemoPrompt(
-        "arithmetic",
-        "Write the multiplication table of 7 from 7 x 1 to 7 x 12, one line for each product, as in: 7 x 1 = 7",
-    ),
+    DemoPrompt("arithmetic", "Calculate step by step: 12 + 7, 19 + 7, 26 + 7, 33 + 7, 40 + 7."),
 )

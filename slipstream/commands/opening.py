@@ -65,7 +65,7 @@ def stats_line(stats: Stats) -> str:
     parts.append(f"{stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else "nothing drafted")
     parts.append(f"first token after {stats.prefill_ms / 1000:.2f} s")
     if stats.draft_faults:
-        parts.append(f"{stats.draft_faults} draft faults")
+        parts.append(f"draft faults: {stats.draft_faults}")
     if stats.lossy:
         parts.append("lossy")
     return ", ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections import deque
@@ -46,10 +47,10 @@ class Origins:
 
 
 def mark_origins(pieces: Sequence[tuple[str, bool]], colour: bool) -> str:
-    """Pieces as one text: drafted ones green, or in brackets where there is no colour."""
+    """Pieces as one text: drafted ones green, or in brackets where there is no colour; neighbours share a mark."""
     marked = []
-    for text, drafted in pieces:
-        text = harmless(text, sys.stdout)
+    for drafted, group in itertools.groupby(pieces, key=lambda piece: piece[1]):
+        text = harmless("".join(text for text, _ in group), sys.stdout)
         marked.append(text if not drafted or not text else paint(text, "draft", True) if colour else f"[{text}]")
     return "".join(marked)
 
