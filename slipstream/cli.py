@@ -47,9 +47,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the console script."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end an answer
+            stream.reconfigure(errors="replace")  # a character that cannot be read or shown must not end a chat
     try:
         app()
     except KeyboardInterrupt:  # before a verb was reached

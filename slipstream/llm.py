@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -68,6 +69,7 @@ class LLM:
         self._max_num_seqs = max_num_seqs
         self._requests = 0
         self._engine: Engine | None = None
+        self._outboxes: dict[Sequence, deque[Delta]] = {}  # of the sequences that somebody streams
         self.use(spec)
 
     @property
@@ -151,27 +153,32 @@ class LLM:
         return self._stream(sequences)
 
     def _stream(self, sequences: list[Sequence]) -> Iterator[Delta]:
+        outbox: deque[Delta] = deque()
+        self._outboxes.update(dict.fromkeys(sequences, outbox))
         self.engine.scheduler.add(sequences)
-        shown = [0] * len(sequences)
         try:
-            while not all(s.finished for s in sequences):
-                for progress in self.engine.step():
-                    sequence = progress.sequence
-                    if sequence in sequences:
-                        text = sequence.text[shown[sequence.choice] :]
-                        shown[sequence.choice] = len(sequence.text)
-                        yield _delta(progress, text)
+            while outbox or not all(s.finished for s in sequences):
+                while not outbox:
+                    self._step()
+                yield outbox.popleft()
         finally:
             for sequence in sequences:
                 self.engine.cancel(sequence)
+                del self._outboxes[sequence]
+
+    def _step(self) -> None:
+        """One step for everybody; each stream finds what is its own in its outbox, whoever made the step."""
+        for progress in self.engine.step():
+            if progress.sequence in self._outboxes:
+                self._outboxes[progress.sequence].append(_delta(progress))
 
     def _run(self, requests: list[Request]) -> list[Output]:
         groups = [self._sequences(request) for request in requests]
         for group in groups:
             self.engine.scheduler.add(group)
         try:
-            while not self.engine.scheduler.idle:
-                self.engine.step()
+            while not all(sequence.finished for group in groups for sequence in group):
+                self._step()
         finally:  # an interrupt leaves nothing behind
             for group in groups:
                 for sequence in group:
@@ -238,8 +245,10 @@ class LLM:
         return frozenset({*self.model.config.eos_ids, *declared})
 
 
-def _delta(progress: Progress, text: str) -> Delta:
+def _delta(progress: Progress) -> Delta:
     sequence, count = progress.sequence, progress.new_tokens
+    text = sequence.text[sequence.text_shown :]
+    sequence.text_shown = len(sequence.text)
     return Delta(
         index=sequence.choice,
         text=text,

