@@ -488,6 +488,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path_factory: pytest.TempP
         time.sleep(0.5)
         os.write(screen, b"\x03")
         _expect(screen, r"\(stopped\)(.|\n)*>>> ")
+        time.sleep(0.5)  # between showing its prompt and waiting for keys readline is deaf
         os.write(screen, b"\x03")
         _expect(screen, r"/exit leaves(.|\n)*>>> ")
         os.write(screen, b"/save /dev/null\n")

@@ -73,16 +73,14 @@ class Chat:
         while True:
             try:
                 text, is_command = self._reader.read()
-            except KeyboardInterrupt:
-                note("\n(Ctrl-D or /exit leaves)")
-                continue
-            if text is END or (is_command and text.split() == ["/exit"]):
-                return
-            try:
+                if text is END or (is_command and text.split() == ["/exit"]):
+                    return
                 if is_command:
                     self._obey(text)
                 elif text.strip():
                     self._answer(text)
+            except KeyboardInterrupt:
+                note("\n(Ctrl-D or /exit leaves)")
             except OptionError as error:
                 note(f"error: {error}", "bad")
 
@@ -99,21 +97,23 @@ class Chat:
             note(f"(the context holds {self._llm.max_model_len} tokens: the oldest {dropped} turns were dropped)")
         said, ending = "", "stopped"
         deltas = self._llm.stream(prompt_ids, self._params)
-        with Interrupts() as interrupts, contextlib.suppress(KeyboardInterrupt):
-            for delta in deltas:
-                said += delta.text
-                print(harmless(delta.text, sys.stdout), end="", flush=True)
-                if delta.completion is not None:
-                    self._stats.add(delta.completion.stats)
-                    cut = ", cut by --max-tokens or the context" if delta.finish_reason == "length" else ""
-                    ending = stats_line(delta.completion.stats) + cut
-                elif interrupts.seen:
-                    break
-        del deltas  # an unfinished generator that nobody holds is closed, which cancels the request
+        try:
+            with Interrupts() as interrupts, contextlib.suppress(KeyboardInterrupt):
+                for delta in deltas:
+                    said += delta.text
+                    print(harmless(delta.text, sys.stdout), end="", flush=True)
+                    if delta.completion is not None:
+                        self._stats.add(delta.completion.stats)
+                        cut = ", cut by --max-tokens or the context" if delta.finish_reason == "length" else ""
+                        ending = stats_line(delta.completion.stats) + cut
+                    elif interrupts.seen:
+                        break
+        finally:
+            conversation.answered(said)
+            del deltas  # an unfinished generator that nobody holds is closed, which cancels the request
         if not said.endswith("\n"):
             print(flush=True)
         note(f"({ending})")
-        conversation.answered(said)
 
     def _reset(self, rest: str) -> None:
         self._conversation.forget()

@@ -191,7 +191,7 @@ def _next_command(model: str) -> str:
     from slipstream.models.builtin import DEFAULT_MODEL
 
     choice = "" if model == DEFAULT_MODEL else f" -m {shlex.quote(model)}"
-    return f"{executable()} run{choice} --show tree --max-tokens 64 'Repeat: the quick brown fox jumps over the lazy dog'"
+    return f"{executable()} run{choice} --show tree 'Repeat: the quick brown fox jumps over the lazy dog'"
 
 
 def executable() -> str:

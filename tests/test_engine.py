@@ -1,0 +1,175 @@
+"""The engine around the drafters: pages, chunks, sharing, setting aside, choices, cancelling, logprobs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.cache import PAGE_SIZE
+from slipstream.errors import NotEnoughMemory, OptionError, PromptError
+from slipstream.sequence import TARGET
+from tests.tiny import tiny_draft, tiny_llm
+
+DRAFT = {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 6, "branch": 2}
+
+
+def random_prompt(seed: int, length: int) -> list[int]:
+    chooser = random.Random(seed)
+    return [chooser.randrange(97) for _ in range(length)]
+
+
+@pytest.mark.parametrize("speculate", [None, "suffix:min_confidence=0", DRAFT])
+def test_when_pages_run_out_the_youngest_waits_and_no_token_changes(speculate: object) -> None:
+    asked = [random_prompt(i, 90 + 20 * i) for i in range(5)]
+    how = [SamplingParams(temperature=0.8, seed=i, max_tokens=120) for i in range(5)]
+    roomy = tiny_llm(speculate=None, context=384)
+    wanted = [roomy.generate([p], q)[0].token_ids for p, q in zip(asked, how, strict=True)]
+    tight = tiny_llm(speculate=tiny_draft(speculate), context=384, cache_tokens=5 * PAGE_SIZE)  # type: ignore[arg-type]
+    outputs = tight.generate(asked, how)
+    assert tight.engine.scheduler.set_aside > 0
+    assert [o.token_ids for o in outputs] == wanted
+    assert tight.engine.draft_faults == 0
+    assert tight.cache.available == tight.cache.capacity
+
+
+def test_a_shared_prefix_is_computed_once_and_changes_nothing() -> None:
+    prefix = random_prompt(1, 2 * PAGE_SIZE + 30)
+    asked = [[*prefix, *random_prompt(i, 5)] for i in range(2, 6)]
+    how = SamplingParams(temperature=0.7, seed=5, max_tokens=20)
+    fresh = [tiny_llm(speculate=None).generate([p], how)[0].token_ids for p in asked]
+    llm = tiny_llm(speculate=DRAFT)
+    assert [llm.generate([p], how)[0].token_ids for p in asked] == fresh
+    table = llm.cache.open(asked[0])
+    assert len(table.pages) == 2
+    # The draft's rows came along with the shared pages: it is not blind behind a shared prefix.
+    assert table.lengths == {TARGET: 2 * PAGE_SIZE, "draft_model": 2 * PAGE_SIZE}
+    llm.cache.release(table)
+
+
+def test_a_repeated_prompt_in_one_batch_is_answered_each_time_by_its_own_seed() -> None:
+    llm = tiny_llm(speculate="suffix:min_confidence=0")
+    prompt = random_prompt(3, PAGE_SIZE + 1)
+    how = [SamplingParams(temperature=1.0, seed=i % 3, max_tokens=12) for i in range(6)]
+    outputs = [o.token_ids for o in llm.generate([prompt] * 6, how)]
+    assert outputs[:3] == outputs[3:]
+    assert len({tuple(o) for o in outputs}) == 3
+
+
+@pytest.mark.parametrize("speculate", [None, "suffix:min_confidence=0", DRAFT])
+def test_choices_fork_from_one_prompt_and_differ_by_their_index_alone(speculate: object) -> None:
+    llm = tiny_llm(speculate=speculate)  # type: ignore[arg-type]
+    prompt = random_prompt(4, 150)
+    (output,) = llm.generate([prompt], SamplingParams(n=4, temperature=1.0, seed=9, max_tokens=15))
+    assert [c.index for c in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(c.token_ids) for c in output.outputs}) == 4
+    (fewer,) = tiny_llm().generate([prompt], SamplingParams(n=2, temperature=1.0, seed=9, max_tokens=15))
+    assert [c.token_ids for c in fewer.outputs] == [c.token_ids for c in output.outputs[:2]]
+    assert llm.cache.available == llm.cache.capacity
+
+
+def test_prompts_longer_than_a_chunk_are_fed_in_pieces() -> None:
+    prompt = random_prompt(5, 1300)
+    how = SamplingParams(temperature=0.0, max_tokens=5)
+    llm = tiny_llm(context=2048)
+    steps = []
+    original = llm.engine.model.forward
+
+    def counting(cache, store, segments, **kwargs):  # type: ignore[no-untyped-def]
+        steps.append([s.rows for s in segments])
+        return original(cache, store, segments, **kwargs)
+
+    llm.engine.model.forward = counting  # type: ignore[method-assign]
+    llm.generate([prompt], how)
+    assert steps[:3] == [[512], [512], [276]]
+
+
+def test_logprobs_are_those_of_the_raw_distribution_for_accepted_tokens_too() -> None:
+    prompt = random_prompt(6, 20)
+    how = SamplingParams(temperature=0.5, top_k=3, seed=2, max_tokens=20, logprobs=4, repetition_penalty=1.2)
+    plain = tiny_llm().generate([prompt], how)[0]
+    drafted = tiny_llm(speculate={"method": "draft_model", "model": "tiny:0"}).generate([prompt], how)[0]
+    assert drafted.stats.accepted > 0
+    assert drafted.logprobs == plain.logprobs
+    assert plain.logprobs is not None and len(plain.logprobs) == 20
+    # Against an independent computation: one pass over everything, no sampling code.
+    llm = tiny_llm()
+    tokens = prompt + plain.token_ids
+    from slipstream.attention import tree_segment
+    from slipstream.tree import TokenTree
+
+    table = llm.cache.open([])
+    llm.cache.reserve(table, len(tokens))
+    chain = TokenTree.chain(tokens[0], tokens[1:])
+    rows = llm.model.forward(llm.cache, TARGET, [tree_segment(table, 0, tokens[:1], chain)]).logits.log_softmax(-1)
+    for index, entry in enumerate(plain.logprobs):
+        row = rows[len(prompt) - 1 + index]
+        assert entry.token_id == plain.token_ids[index]
+        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
+        assert [t for t, _ in entry.top] == torch.topk(row, 4).indices.tolist()
+
+
+def test_a_closed_stream_gives_its_pages_back() -> None:
+    llm = tiny_llm(speculate="suffix")
+    stream = llm.stream(random_prompt(7, 200), SamplingParams(temperature=1.0, seed=1))
+    next(stream)
+    assert llm.cache.available < llm.cache.capacity
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.engine.scheduler.idle
+    assert llm.cache.available == llm.cache.capacity
+
+
+def test_the_stream_says_what_generate_says() -> None:
+    llm = tiny_llm(speculate="suffix:min_confidence=0", characters=True)
+    how = SamplingParams(temperature=0.7, seed=3, max_tokens=60, stop=["zq!"])
+    whole = llm.generate("abc abc abc", how)[0]
+    deltas = list(llm.stream("abc abc abc", how))
+    assert "".join(d.text for d in deltas) == whole.text
+    assert [t for d in deltas for t in d.token_ids] == whole.token_ids
+    assert deltas[-1].completion is not None and deltas[-1].completion.text == whole.text
+
+
+def test_without_a_seed_each_answer_has_its_own_and_can_be_had_again() -> None:
+    llm = tiny_llm(speculate="suffix")
+    first, second = (llm.generate([[5, 6, 7]], SamplingParams(max_tokens=20))[0] for _ in range(2))
+    assert first.token_ids != second.token_ids
+    again = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=20, seed=first.outputs[0].seed))[0]
+    assert again.token_ids == first.token_ids
+
+
+def test_what_cannot_be_honoured_is_refused_before_any_work() -> None:
+    llm = tiny_llm(context=64)
+    with pytest.raises(PromptError, match="empty"):
+        llm.generate([[]])
+    with pytest.raises(PromptError, match="64 tokens"):
+        llm.generate([list(range(64))])
+    with pytest.raises(OptionError, match="no token 97"):
+        llm.generate([[97]])
+    with pytest.raises(OptionError, match="logit_bias"):
+        llm.generate([[1]], SamplingParams(logit_bias={500: 1.0}))
+    with pytest.raises(OptionError, match="tokenizer"):
+        llm.generate("text for a model without a tokenizer")
+    with pytest.raises(OptionError, match="2 sampling parameters for 1"):
+        llm.generate([[1]], [SamplingParams(), SamplingParams()])
+    with pytest.raises(OptionError, match="max_model_len=999"):
+        tiny_llm(context=64, max_model_len=999)
+    with pytest.raises(OptionError, match="cache_tokens=100"):
+        tiny_llm(context=512, cache_tokens=100)
+    with pytest.raises(NotEnoughMemory, match="MiB of K/V"):
+        tiny_llm(cache_tokens=10**12)
+    with pytest.raises(OptionError, match="unknown verifier 'magic'"):
+        tiny_llm(verifier="magic")
+    assert llm.engine.scheduler.idle
+
+
+def test_the_drafter_can_be_changed_but_not_under_way() -> None:
+    llm: LLM = tiny_llm()
+    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=5, seed=1))
+    next(stream)
+    with pytest.raises(OptionError, match="while requests are running"):
+        llm.use("ngram")
+    list(stream)
+    llm.use("ngram")
+    assert llm.engine.drafter.name == "ngram"
