@@ -27,7 +27,7 @@ from tests.tables import (
     target_tables,
 )
 
-SAMPLES = 10_000
+SAMPLES = 6_000
 PASSES, FAILS = 1e-4, 1e-6
 
 
@@ -76,9 +76,7 @@ class BonusOfParent(Rejection):
         return Verdict(verdict.nodes, [*verdict.tokens[:-1], token])
 
 
-def siblings_against_the_original(
-    tree: TokenTree, node: int, target: Distributions
-) -> tuple[int | None, torch.Tensor]:
+def siblings_against_the_original(tree: TokenTree, node: int, target: Distributions) -> tuple[int | None, torch.Tensor]:
     """`try_children` in which what a refused sibling took away is never taken away from p."""
     p = target.probabilities(node)
     q, left = None, p

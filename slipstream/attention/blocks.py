@@ -18,6 +18,7 @@ context.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,7 +149,6 @@ class BlockAttention:
         self._size = size
         self._scale = size**-0.5
         self._plans = [_SegmentPlan(s, self._group, kv_heads, size, device) for s in segments]
-        self._ones = torch.ones(1, 1, _ONES, device=device)
 
     def __call__(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
         """q [rows, heads, size] over one layer's pages [pages, kv heads, PAGE, size] -> [rows, heads * size]."""
@@ -176,7 +176,8 @@ class BlockAttention:
         peak = tail.amax(dim=-1, keepdim=True)
         runs = []
         for first, count, mask in view.runs:
-            scores = torch.bmm(q.repeat(count, 1, 1), _blocks(keys, first, count).transpose(1, 2))
+            queries = q.expand(count, *q.shape).flatten(0, 1)
+            scores = torch.bmm(queries, _blocks(keys, first, count).transpose(1, 2))
             if mask is not None:
                 scores.view(count, kv_heads, plan.padded_rows, group, PAGE_SIZE).add_(mask)
             scores = scores.view(count, kv_heads, -1, PAGE_SIZE)
@@ -187,7 +188,7 @@ class BlockAttention:
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
             weights = scores.sub_(peak).exp_().view(count * kv_heads, -1, PAGE_SIZE)
             sums = torch.bmm(weights, _blocks(values, first, count)).view(count, kv_heads, -1, size)
-            totals = self._row_sums(weights).view(count, kv_heads, -1, _ONES)
+            totals = _row_sums(weights).view(count, kv_heads, -1, _ONES)
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
         weights = tail.sub_(peak).exp_()
         tail_values = plan.tail(values)
@@ -195,16 +196,22 @@ class BlockAttention:
             inside = weights[:, :, block.start : block.stop]
             if block.inside is not None:
                 inside = inside * block.inside
-            parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), self._row_sums(inside)))
+            parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside)))
         total, weight = parts[0]
         for more, heavier in parts[1:]:
             total, weight = total + more, weight + heavier
         result = (total / weight[..., :1]).view(kv_heads, -1, group, size)[:, : plan.rows]
         return result.transpose(0, 1).reshape(plan.rows, -1)
 
-    def _row_sums(self, weights: torch.Tensor) -> torch.Tensor:
-        """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have."""
-        return torch.bmm(weights, self._ones.expand(weights.shape[0], weights.shape[2], _ONES))
+
+def _row_sums(weights: torch.Tensor) -> torch.Tensor:
+    """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have."""
+    return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], weights.device))
+
+
+@functools.lru_cache(maxsize=256)
+def _ones(batch: int, columns: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(batch, columns, _ONES, device=device)
 
 
 def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Models: configurations, checkpoints of several formats, and one decoder that runs them."""
