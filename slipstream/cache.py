@@ -56,6 +56,7 @@ class PagedCache:
         # Each store is [layers, parts, pages, heads, PAGE_SIZE, width]; zeroed memory is not resident until written,
         # and stale rows must be finite because they are multiplied by a probability of exactly 0.
         self.stores: dict[str, torch.Tensor] = {}
+        self._layers: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
         self._free = list(range(pages))  # a heap: low pages first, so that a lone sequence gets contiguous pages
         self._users = [0] * pages
         self._index: dict[PrefixKey, int] = {}  # full committed pages by what they hold
@@ -70,6 +71,19 @@ class PagedCache:
         shape = (layers, parts, self.capacity, heads, PAGE_SIZE, width)
         self.stores[name] = torch.zeros(shape, dtype=dtype, device=self.device)
         return self.stores[name]
+
+    def layers(self, name: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """A K/V store layer by layer: (both, keys, values). Made once, because views cost time in every layer."""
+        if name not in self._layers:
+            self._layers[name] = [(both, both[0], both[1]) for both in self.stores[name].unbind()]
+        return self._layers[name]
+
+    def remove_store(self, name: str) -> None:
+        """Forget a store and every mark that says its rows are there."""
+        del self.stores[name]
+        self._layers.pop(name, None)
+        for filled in self._filled.values():
+            filled.discard(name)
 
     # -- taking and giving back pages ---------------------------------------------------------------------------------
 
@@ -170,12 +184,16 @@ class PagedCache:
         table.lengths[store] = min(table.lengths[store], length)
 
     def share(self, table: PageTable, store: str, tokens: Sequence[int]) -> None:
-        """Make the full, committed pages of this sequence findable by others. `store` is the target's."""
-        for number in range(len(table.serials), table.lengths[store] // PAGE_SIZE):
+        """Make the full, committed pages of this sequence findable by others. `store` is the target's.
+
+        An answer that ended inside an accepted run has more committed rows than `tokens`; those pages stay private.
+        """
+        for number in range(len(table.serials), min(table.lengths[store], len(tokens)) // PAGE_SIZE):
             page = table.pages[number]
             before = table.serials[-1] if table.serials else 0
             key = (before, tuple(tokens[number * PAGE_SIZE : (number + 1) * PAGE_SIZE]))
-            known = self._index.get(key)
+            # A page can be known already under another key: a twin of the page before it has another serial.
+            known = self._index.get(key, page if page in self._key_of else None)
             if known is None:
                 self._index[key] = page
                 self._key_of[page] = key

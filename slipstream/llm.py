@@ -85,7 +85,7 @@ class LLM:
             if not self._engine.scheduler.idle:
                 raise OptionError("the drafter cannot be changed while requests are running")
             for name in set(self.cache.stores) - {TARGET}:
-                del self.cache.stores[name]
+                self.cache.remove_store(name)
         view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, self._verifier.uses_draws)
         drafter = spec.build(view)
         drafter.attach(self.cache)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,13 @@ class Draw:
     transformation; siblings are drawn from it without replacement.
     """
 
-    q: object
+    q: Any
+
+    def is_distribution(self, vocab_size: int) -> bool:
+        """Whether q is finite, not negative, sums to 1 and covers the vocabulary."""
+        if tuple(getattr(self.q, "shape", ())) != (vocab_size,):
+            return False
+        return float(self.q.min()) >= 0.0 and abs(float(self.q.sum()) - 1.0) < 1e-3
 
 
 class TokenTree:
@@ -145,7 +152,10 @@ class TokenTree:
         return mask
 
     def merge(self, other: TokenTree) -> None:
-        """Add every node of `other` that is not here yet; same prefix, one node. Chosen nodes only."""
+        """Add every node of `other` that is not here yet; same prefix, one node. Chosen nodes only.
+
+        Scouts belong to the drafter that sent them and are never folded into one.
+        """
         if other.tokens[0] != self.tokens[0]:
             raise DraftFault("trees with different roots cannot be merged")
         if self.sampled or other.sampled:
@@ -208,13 +218,20 @@ class TokenTree:
                 raise DraftFault(f"a drafted node has confidence {confidence}")
             if self.scouts[self.parents[node]] and not self.scouts[node]:
                 raise DraftFault("a node that may be accepted hangs below a scout")
-        self._check_draws()
+        self._check_draws(vocab_size)
 
-    def _check_draws(self) -> None:
+    def _check_draws(self, vocab_size: int) -> None:
+        """A q that is no distribution, or not the one its nodes were drawn from, would bend the output unseen."""
         kinds: dict[int, Draw | None] = {}
         for node in range(1, len(self)):
             if self.scouts[node]:
                 continue
-            draw = self.draws[node]
+            draw, known = self.draws[node], self.parents[node] in kinds
             if kinds.setdefault(self.parents[node], draw) is not draw:
                 raise DraftFault("siblings must all be chosen, or all be drawn from one distribution")
+            if draw is None:
+                continue
+            if not known and not draw.is_distribution(vocab_size):
+                raise DraftFault(f"the q below node {self.parents[node]} is no distribution over {vocab_size} tokens")
+            if not float(draw.q[self.tokens[node]]) > 0.0:
+                raise DraftFault(f"token {self.tokens[node]} was drawn from a q in which it has no probability")

@@ -67,7 +67,7 @@ class SamplingParams:
         need(self.logprobs is None or 0 <= self.logprobs <= 1000, "logprobs", "0 to 1000, or None")
         need(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "an integer of 64 bits, or None")
         need(all(self.stop_strings), "stop", "non-empty strings")
-        need(not any(math.isnan(b) for b in self.bias.values()), "logit_bias", "numbers")
+        need(all(b < math.inf for b in self.bias.values()), "logit_bias", "numbers; -inf forbids a token")
 
     @property
     def greedy(self) -> bool:

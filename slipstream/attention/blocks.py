@@ -147,12 +147,14 @@ class BlockAttention:
         self._kv_heads = kv_heads
         self._group = heads // kv_heads
         self._size = size
-        self._scale = size**-0.5
         self._plans = [_SegmentPlan(s, self._group, kv_heads, size, device) for s in segments]
 
     def __call__(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
-        """q [rows, heads, size] over one layer's pages [pages, kv heads, PAGE, size] -> [rows, heads * size]."""
-        q = q.float() * self._scale
+        """q [rows, heads, size], already scaled, over one layer's pages [pages, kv heads, PAGE, size].
+
+        Returns [rows, heads * size] in float32.
+        """
+        q = q.float()
         if len(self._plans) == 1:
             return self._one(self._plans[0], q, keys, values, window)
         results, start = [], 0
@@ -221,7 +223,7 @@ def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
 
 def _least_rows(size: int) -> int:
     """Query rows below which a product of inner dimension `size` takes another kernel (found by trial: docs)."""
-    return 4 * -(-size // 64)
+    return max(3, -(-3 * size // 64))
 
 
 def _even_columns(width: int, per_column: int) -> int:

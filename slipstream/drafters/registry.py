@@ -69,7 +69,7 @@ def parse_speculate(value: str | Mapping[str, object] | None) -> DrafterSpec:
     """`"suffix"`, `"suffix:depth=8,nodes=16"`, a dict with `method`, vLLM's `speculative_config`, or None for plain."""
     if value is None:
         return DrafterSpec("none")
-    if isinstance(value, Mapping):
+    if not isinstance(value, str):
         return _from_mapping(value)
     text = value.strip()
     if text.startswith("{"):

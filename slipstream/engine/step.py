@@ -119,6 +119,8 @@ class Engine:
             outcomes.append(Outcome(sequence, tree, verdict.tokens, taps))
         verified = time.perf_counter()
         self._observe([o for o in outcomes if not o.sequence.finished])
+        for work in launched.work:
+            self.cache.share(work.sequence.table, TARGET, work.sequence.tokens)
         for item in progress:
             self._finish(item.sequence)
         self._charge(launched, progress, verified)
@@ -132,7 +134,6 @@ class Engine:
         root = start + lead - 1
         slots = [*range(start, start + lead), *(root + node for node in nodes)]
         self.cache.commit(sequence.table, TARGET, start, slots)
-        self.cache.share(sequence.table, TARGET, sequence.tokens)
         taps = launched.output.taps
         if not taps:
             return {}

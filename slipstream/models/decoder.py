@@ -7,7 +7,7 @@ and a pass may run any subset of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,12 @@ from torch.nn import functional
 
 from slipstream.attention import BlockAttention, Segment
 from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.errors import NotEnoughMemory
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.linear import Linear, make_linear
+from slipstream.models.memory import available_bytes
 from slipstream.models.mlp import MLP, make_mlp
-from slipstream.models.rope import RopeTable, rotate
+from slipstream.models.rope import RopeTable, rotate_
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,12 @@ class PassOutput:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer."""
+    """The weights of one layer; those of its two norms and the scale of q are folded into the matrices behind them."""
 
-    attn_norm: torch.Tensor
     qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     out: Linear
-    mlp_norm: torch.Tensor
     mlp: MLP
     window: int | None
 
@@ -60,6 +60,7 @@ class Decoder:
         self._norm = self._read(checkpoint, "norm")
         self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
         self._rope = RopeTable(self.config, device)
+        self._eps = torch.tensor((self.config.norm_eps * self.config.hidden_size) ** 0.5, device=device)
 
     def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.weight(name).to(device=self.device, dtype=self.dtype)
@@ -70,21 +71,32 @@ class Decoder:
         def read(name: str) -> torch.Tensor:
             return self._read(checkpoint, f"layers.{index}.{name}")
 
-        bias = torch.cat([read("q_bias"), read("k_bias"), read("v_bias")]) if config.qkv_bias else None
+        def behind_norm(norm: str) -> Callable[[str], torch.Tensor]:
+            weight = read(norm).float() * config.hidden_size**0.5  # the factor that `_scaled` leaves out
+            return lambda name: (read(name).float() * weight).to(self.dtype)
+
+        q_scale = config.head_dim**-0.5
+        folded = 1.0 if config.qk_norm else q_scale  # a norm of q would undo a scale in front of it
+        attention = behind_norm("attn_norm")
+        bias = torch.cat([read("q_bias") * folded, read("k_bias"), read("v_bias")]) if config.qkv_bias else None
         return Layer(
-            attn_norm=read("attn_norm"),
-            qkv=make_linear(torch.cat([read("q"), read("k"), read("v")]), bias),
-            q_norm=read("q_norm") if config.qk_norm else None,
+            qkv=make_linear(torch.cat([attention("q") * folded, attention("k"), attention("v")]), bias),
+            q_norm=read("q_norm") * q_scale if config.qk_norm else None,
             k_norm=read("k_norm") if config.qk_norm else None,
             out=make_linear(read("o")),
-            mlp_norm=read("mlp_norm"),
-            mlp=make_mlp(config, read),
+            mlp=make_mlp(config, read, behind_norm("mlp_norm")),
             window=config.window(index),
         )
 
     def add_store(self, cache: PagedCache, name: str) -> None:
         """Make room in the cache for this model's K and V under `name`."""
         config = self.config
+        needed = cache.capacity * PAGE_SIZE * config.kv_bytes_per_token(self.dtype.itemsize)
+        if needed > (free := available_bytes(self.device)):
+            raise NotEnoughMemory(
+                f"the K/V of {self.name} need {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free",
+                hint="lower max_model_len or cache_tokens",
+            )
         cache.add_store(name, config.layers, 2, config.kv_heads, config.head_dim, self.dtype)
 
     def forward(
@@ -102,18 +114,17 @@ class Decoder:
         attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, self.device)
         cos, sin = self._rope.at(rows.positions, rows.highest)
         cos, sin = cos.to(self.dtype), sin.to(self.dtype)
-        data = cache.stores[store]
+        data = cache.layers(store)
         tapped: dict[int, torch.Tensor] = {}
         x = self._embed[rows.tokens]
         for index in range(config.layers) if layers is None else layers:
             layer = self.layers[index]
-            keys, values = data[index, 0], data[index, 1]
-            q, k, v = self._qkv(layer, x, cos, sin)
-            keys[rows.pages, :, rows.slots] = k
-            values[rows.pages, :, rows.slots] = v
-            mixed = attention(q, keys, values, layer.window).to(self.dtype)
-            x = x + layer.out(mixed)
-            x = x + layer.mlp(self._normed(x, layer.mlp_norm))
+            q, kv = self._qkv(layer, x, cos, sin)
+            both, keys, values = data[index]
+            rows.write(both, kv)
+            mixed = attention(q, keys, values, layer.window)
+            x = x + layer.out(mixed.to(self.dtype))
+            x = x + layer.mlp(self._scaled(x))
             if index in taps:
                 tapped[index] = x
         wanted = x if rows.wanted is None else x[rows.wanted]
@@ -121,15 +132,24 @@ class Decoder:
 
     def _qkv(
         self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [rows, heads, size], and k and v as [rows, 2, kv heads, size]."""
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(self._normed(x, layer.attn_norm)).view(-1, heads + 2 * kv_heads, config.head_dim)
-        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        qkv = layer.qkv(self._scaled(x)).view(-1, heads + 2 * kv_heads, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
-            qk = torch.cat([self._normed(qk[:, :heads], layer.q_norm), self._normed(qk[:, heads:], layer.k_norm)], 1)
-        qk = rotate(qk, cos, sin)
-        return qk[:, :heads], qk[:, heads:], v
+            qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
+            qkv[:, heads : heads + kv_heads] = self._normed(qkv[:, heads : heads + kv_heads], layer.k_norm)
+        rotate_(qkv[:, : heads + kv_heads], cos, sin)
+        return qkv[:, :heads], qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """A norm whose weight, and the square root of the width, are folded into what follows.
+
+        sqrt(mean(x^2) + eps) is, up to that root, the hypotenuse of the length of x and a constant: one operation.
+        """
+        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x / torch.hypot(length, self._eps)).to(self.dtype)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)
@@ -164,10 +184,20 @@ class Rows:
         self.highest = int(positions.max())
         self.tokens = _tensor(np.concatenate([np.asarray(s.tokens) for s in segments]), device)
         self.positions = _tensor(positions, device)
-        self.pages = _tensor(pages, device)
-        self.slots = _tensor(slots % PAGE_SIZE, device)
+        self._pages = _tensor(pages, device)
+        self._slots = _tensor(slots % PAGE_SIZE, device)
+        # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
+        self._one_page = int(pages[0]) if len(segments) == 1 and (pages == pages[0]).all() else None
+        self._first, self._last = int(slots[0]) % PAGE_SIZE, int(slots[-1]) % PAGE_SIZE
         wanted = np.concatenate([np.arange(s.rows) >= s.logits_from for s in segments])
         self.wanted = None if wanted.all() else _tensor(np.flatnonzero(wanted), device)
+
+    def write(self, layer: torch.Tensor, kv: torch.Tensor) -> None:
+        """Put k and v [rows, 2, kv heads, size] into one layer's store [2, pages, kv heads, PAGE, size]."""
+        if self._one_page is not None:
+            layer[:, self._one_page, :, self._first : self._last + 1] = kv.permute(1, 2, 0, 3)
+        else:
+            layer[:, self._pages, :, self._slots] = kv
 
 
 def _page_numbers(segment: Segment) -> npt.NDArray[np.int64]:

@@ -67,14 +67,17 @@ def even_silu(gate: torch.Tensor) -> torch.Tensor:
     return functional.silu(filled)[:rows]
 
 
-def make_mlp(config: ModelConfig, read: Callable[[str], torch.Tensor]) -> MLP:
-    """The MLP of one layer; `read` gives its weights by name."""
+def make_mlp(
+    config: ModelConfig, read: Callable[[str], torch.Tensor], read_behind_norm: Callable[[str], torch.Tensor]
+) -> MLP:
+    """The MLP of one layer; the readers give its weights by name, as they are or with the norm's weight folded in."""
 
     def dense(prefix: str) -> DenseMLP:
-        gate_up = make_linear(torch.cat([read(f"{prefix}gate"), read(f"{prefix}up")]))
+        gate_up = make_linear(torch.cat([read_behind_norm(f"{prefix}gate"), read_behind_norm(f"{prefix}up")]))
         return DenseMLP(gate_up, make_linear(read(f"{prefix}down")))
 
     if not config.experts:
         return dense("")
     experts = [dense(f"experts.{number}.") for number in range(config.experts)]
-    return MixtureMLP(make_linear(read("router")), experts, config.experts_per_token, config.norm_topk)
+    router = make_linear(read_behind_norm("router"))
+    return MixtureMLP(router, experts, config.experts_per_token, config.norm_topk)

@@ -61,8 +61,8 @@ class RopeTable:
         self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(self._device)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [rows, heads, head_dim]. Multiplications and one addition: the same bits in any vector width."""
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate x [rows, heads, head_dim] in place. Products and one sum: the same bits in any vector width."""
     half = x.shape[-1] // 2
     swapped = torch.cat([x[..., half:], x[..., :half]], dim=-1)
-    return (x * cos).add_(swapped.mul_(sin))
+    x.mul_(cos).add_(swapped.mul_(sin))

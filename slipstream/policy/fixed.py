@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slipstream.errors import DraftFault
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -25,4 +26,8 @@ class FixedPolicy:
     def select(self, tree: TokenTree, plan: Plan) -> TokenTree:
         """The nodes that ride in the pass. Sampled trees are only cut by depth, which does not look at tokens."""
         tree = tree.cut(plan.depth)
-        return tree if tree.sampled else tree.pruned(plan.nodes)
+        if not tree.sampled:
+            return tree.pruned(plan.nodes)
+        if len(tree) - 1 > plan.nodes:
+            raise DraftFault(f"{len(tree) - 1} nodes were sampled and {plan.nodes} planned; none of them may be pruned")
+        return tree
