@@ -11,10 +11,12 @@ Only full, committed pages are shared between sequences, so nobody ever writes a
 from __future__ import annotations
 
 import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from slipstream.errors import CacheFull
@@ -47,14 +49,24 @@ class SavedPages:
     count: int
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Zeros, because unused rows must be finite: they are multiplied by a probability of exactly 0.
+
+    On a CPU the memory is not resident until it is written (torch.zeros would write it), so that the size of the cache
+    costs nothing until there is context to fill it.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
 class PagedCache:
-    """All pages of one engine."""
+    """All pages of one engine. A store is [layers, parts, pages, heads, PAGE_SIZE, width]."""
 
     def __init__(self, pages: int, device: str = "cpu") -> None:
         self.capacity = pages
         self.device = device
-        # Each store is [layers, parts, pages, heads, PAGE_SIZE, width]; zeroed memory is not resident until written,
-        # and stale rows must be finite because they are multiplied by a probability of exactly 0.
         self.stores: dict[str, torch.Tensor] = {}
         self._layers: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
         self._free = list(range(pages))  # a heap: low pages first, so that a lone sequence gets contiguous pages
@@ -69,7 +81,7 @@ class PagedCache:
     def add_store(self, name: str, layers: int, parts: int, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         """Make a store; its rows are [heads, width], `layers` x `parts` of them per token."""
         shape = (layers, parts, self.capacity, heads, PAGE_SIZE, width)
-        self.stores[name] = torch.zeros(shape, dtype=dtype, device=self.device)
+        self.stores[name] = _zeros(shape, dtype, self.device)
         return self.stores[name]
 
     def layers(self, name: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:

@@ -132,12 +132,12 @@ class _SegmentPlan:
     def tail(self, rows: torch.Tensor) -> torch.Tensor:
         """Keys or values of the tail, [kv heads, columns, head size]; `rows` is [pages, kv heads, PAGE, head size]."""
         if self.in_place:
-            return rows[self.pages[0], :, : self.columns].float()
+            return _float32(rows.select(0, self.pages[0]).narrow(1, 0, self.columns))
         missing = self.columns - len(self.pages) * PAGE_SIZE
         parts = [rows[page] for page in self.pages]
         if missing > 0:
             parts.append(rows.new_zeros(rows.shape[1], missing, rows.shape[3]))
-        return torch.cat(parts, dim=1)[:, : self.columns].float()
+        return _float32(torch.cat(parts, dim=1)[:, : self.columns])
 
 
 class BlockAttention:
@@ -154,7 +154,7 @@ class BlockAttention:
 
         Returns [rows, heads * size] in float32.
         """
-        q = q.float()
+        q = _float32(q)
         if len(self._plans) == 1:
             return self._one(self._plans[0], q, keys, values, window)
         results, start = [], 0
@@ -170,11 +170,16 @@ class BlockAttention:
         if plan.padded_rows != plan.rows:
             q = functional.pad(q, (0, 0, 0, 0, 0, plan.padded_rows - plan.rows))
         # All query heads of a KV head are rows of one product: [kv heads, rows * group, size]
-        q = q.view(-1, kv_heads, group, size).transpose(0, 1).reshape(kv_heads, -1, size)
+        lone = plan.padded_rows == 1
+        q = q.view(-1, kv_heads, group, size)
+        q = q[0] if lone else q.transpose(0, 1).reshape(kv_heads, -1, size)
         view = plan.view(window)
 
         tail = torch.bmm(q, plan.tail(keys).transpose(1, 2))
-        tail.view(kv_heads, plan.padded_rows, group, plan.columns).add_(view.mask)
+        if lone:
+            tail.add_(view.mask)
+        else:
+            tail.view(kv_heads, plan.padded_rows, group, plan.columns).add_(view.mask)
         peak = tail.amax(dim=-1, keepdim=True)
         runs = []
         for first, count, mask in view.runs:
@@ -194,16 +199,21 @@ class BlockAttention:
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
         weights = tail.sub_(peak).exp_()
         tail_values = plan.tail(values)
-        for block in plan.blocks:
-            inside = weights[:, :, block.start : block.stop]
-            if block.inside is not None:
-                inside = inside * block.inside
-            parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside)))
+        if len(plan.blocks) == 1:
+            parts.append((torch.bmm(weights, tail_values), _row_sums(weights)))
+        else:
+            for block in plan.blocks:
+                inside = weights[:, :, block.start : block.stop]
+                if block.inside is not None:
+                    inside = inside * block.inside
+                parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside)))
         total, weight = parts[0]
         for more, heavier in parts[1:]:
             total, weight = total + more, weight + heavier
-        result = (total / weight[..., :1]).view(kv_heads, -1, group, size)[:, : plan.rows]
-        return result.transpose(0, 1).reshape(plan.rows, -1)
+        result = total.div_(weight.narrow(2, 0, 1))
+        if lone:
+            return result.view(1, -1)
+        return result.view(kv_heads, -1, group, size)[:, : plan.rows].transpose(0, 1).reshape(plan.rows, -1)
 
 
 def _row_sums(weights: torch.Tensor) -> torch.Tensor:
@@ -216,9 +226,14 @@ def _ones(batch: int, columns: int, device: torch.device) -> torch.Tensor:
     return torch.ones(batch, columns, _ONES, device=device)
 
 
+def _float32(x: torch.Tensor) -> torch.Tensor:
+    """x in float32. The question is cheaper than a conversion that changes nothing."""
+    return x if x.dtype == torch.float32 else x.float()
+
+
 def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
     """Contiguous pages as a batch of blocks, [pages * kv heads, PAGE, size]; a view in float32."""
-    return rows[first : first + count].flatten(0, 1).float()
+    return _float32(rows.narrow(0, first, count).flatten(0, 1))
 
 
 def _least_rows(size: int) -> int:

@@ -22,7 +22,7 @@ from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.linear import Linear, make_linear
 from slipstream.models.memory import available_bytes
 from slipstream.models.mlp import MLP, make_mlp
-from slipstream.models.rope import RopeTable, rotate_
+from slipstream.models.rope import RopeTable, pairs_adjacent, rotate_
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,16 @@ class Decoder:
         q_scale = config.head_dim**-0.5
         folded = 1.0 if config.qk_norm else q_scale  # a norm of q would undo a scale in front of it
         attention = behind_norm("attn_norm")
-        bias = torch.cat([read("q_bias") * folded, read("k_bias"), read("v_bias")]) if config.qkv_bias else None
+
+        def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            pairs = [pairs_adjacent(part, config.head_dim) for part in (q * folded, k)]
+            return torch.cat([*pairs, v])
+
+        bias = fused(read("q_bias"), read("k_bias"), read("v_bias")) if config.qkv_bias else None
         return Layer(
-            qkv=make_linear(torch.cat([attention("q") * folded, attention("k"), attention("v")]), bias),
-            q_norm=read("q_norm") * q_scale if config.qk_norm else None,
-            k_norm=read("k_norm") if config.qk_norm else None,
+            qkv=make_linear(fused(attention("q"), attention("k"), attention("v")), bias),
+            q_norm=pairs_adjacent(read("q_norm") * q_scale, config.head_dim) if config.qk_norm else None,
+            k_norm=pairs_adjacent(read("k_norm"), config.head_dim) if config.qk_norm else None,
             out=make_linear(read("o")),
             mlp=make_mlp(config, read, behind_norm("mlp_norm")),
             window=config.window(index),
@@ -112,27 +117,24 @@ class Decoder:
         config = self.config
         rows = Rows(segments, self.device)
         attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, self.device)
-        cos, sin = self._rope.at(rows.positions, rows.highest)
-        cos, sin = cos.to(self.dtype), sin.to(self.dtype)
+        turns = self._rope.at(rows.positions, rows.highest)
         data = cache.layers(store)
         tapped: dict[int, torch.Tensor] = {}
         x = self._embed[rows.tokens]
         for index in range(config.layers) if layers is None else layers:
             layer = self.layers[index]
-            q, kv = self._qkv(layer, x, cos, sin)
+            q, kv = self._qkv(layer, x, turns)
             both, keys, values = data[index]
             rows.write(both, kv)
             mixed = attention(q, keys, values, layer.window)
-            x = x + layer.out(mixed.to(self.dtype))
+            x = x + layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
             x = x + layer.mlp(self._scaled(x))
             if index in taps:
                 tapped[index] = x
         wanted = x if rows.wanted is None else x[rows.wanted]
         return PassOutput(self.head(wanted), x, tapped)
 
-    def _qkv(
-        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _qkv(self, layer: Layer, x: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [rows, heads, size], and k and v as [rows, 2, kv heads, size]."""
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
@@ -140,7 +142,7 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
             qkv[:, heads : heads + kv_heads] = self._normed(qkv[:, heads : heads + kv_heads], layer.k_norm)
-        rotate_(qkv[:, : heads + kv_heads], cos, sin)
+        rotate_(qkv, heads + kv_heads, turns)
         return qkv[:, :heads], qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +151,8 @@ class Decoder:
         sqrt(mean(x^2) + eps) is, up to that root, the hypotenuse of the length of x and a constant: one operation.
         """
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return (x / torch.hypot(length, self._eps)).to(self.dtype)
+        scaled = x / torch.hypot(length, self._eps)
+        return scaled if scaled.dtype == self.dtype else scaled.to(self.dtype)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)
@@ -188,14 +191,15 @@ class Rows:
         self._slots = _tensor(slots % PAGE_SIZE, device)
         # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
         self._one_page = int(pages[0]) if len(segments) == 1 and (pages == pages[0]).all() else None
-        self._first, self._last = int(slots[0]) % PAGE_SIZE, int(slots[-1]) % PAGE_SIZE
+        self._first = int(slots[0]) % PAGE_SIZE
         wanted = np.concatenate([np.arange(s.rows) >= s.logits_from for s in segments])
         self.wanted = None if wanted.all() else _tensor(np.flatnonzero(wanted), device)
 
     def write(self, layer: torch.Tensor, kv: torch.Tensor) -> None:
         """Put k and v [rows, 2, kv heads, size] into one layer's store [2, pages, kv heads, PAGE, size]."""
         if self._one_page is not None:
-            layer[:, self._one_page, :, self._first : self._last + 1] = kv.permute(1, 2, 0, 3)
+            page = layer.select(1, self._one_page)
+            page.narrow(2, self._first, kv.shape[0]).copy_(kv.permute(1, 2, 0, 3))
         else:
             layer[:, self._pages, :, self._slots] = kv
 

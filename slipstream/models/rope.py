@@ -37,32 +37,43 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 class RopeTable:
-    """Cosines and sines of every position up to the context's end, made in pieces as they are needed."""
+    """The rotation of every position up to the context's end as complex numbers, made in pieces as they are needed."""
 
     _PIECE = 4096
 
     def __init__(self, config: ModelConfig, device: str) -> None:
         self._frequencies = inverse_frequencies(config)
         self._device = device
-        self._cos = torch.empty(0, config.head_dim)
-        self._sin = torch.empty(0, config.head_dim)
+        self._turns = torch.empty(0, config.head_dim // 2, dtype=torch.complex64)
 
-    def at(self, positions: torch.Tensor, highest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin of `positions`, each [rows, 1, head_dim]; `highest` is the largest of them."""
-        if highest >= len(self._cos):
-            self._grow(highest + 1)
-        return self._cos[positions][:, None], self._sin[positions][:, None]
-
-    def _grow(self, size: int) -> None:
-        size = -(-size // self._PIECE) * self._PIECE
-        angles = torch.outer(torch.arange(size, dtype=torch.float32), self._frequencies)
-        self._cos = torch.cat([angles.cos(), angles.cos()], dim=-1).to(self._device)
-        # The first half is negative so that the rotation is x * cos + swapped x * sin.
-        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).to(self._device)
+    def at(self, positions: torch.Tensor, highest: int) -> torch.Tensor:
+        """The rotations of `positions`, [rows, 1, head_dim / 2]; `highest` is the largest position."""
+        if highest >= len(self._turns):
+            size = -(-(highest + 1) // self._PIECE) * self._PIECE
+            angles = torch.outer(torch.arange(size, dtype=torch.float32), self._frequencies)
+            self._turns = torch.complex(angles.cos(), angles.sin()).to(self._device)
+        return self._turns[positions][:, None]
 
 
-def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate x [rows, heads, head_dim] in place. Products and one sum: the same bits in any vector width."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat([x[..., half:], x[..., :half]], dim=-1)
-    x.mul_(cos).add_(swapped.mul_(sin))
+def rotate_(x: torch.Tensor, heads: int, turns: torch.Tensor) -> None:
+    """Rotate the first `heads` heads of x [rows, all heads, head_dim] in place.
+
+    The pairs of dimensions that turn together must be adjacent: see `pairs_adjacent`.
+    """
+    rows, every, size = x.shape
+    if x.dtype == torch.float32:
+        torch.view_as_complex(x.view(rows, every, size // 2, 2)).narrow(1, 0, heads).mul_(turns)
+    else:
+        turning = x[:, :heads]
+        rotated = torch.view_as_complex(turning.float().view(rows, heads, size // 2, 2)) * turns
+        turning.copy_(torch.view_as_real(rotated).flatten(-2))
+
+
+def pairs_adjacent(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Reorder the output rows of a q or k matrix (or the weight of its norm) so that a rotated pair lies side by side.
+
+    Checkpoints pair dimension i with i + head_dim / 2. Side by side a pair is one complex number, and the rotation one
+    multiplication. Scores do not change, because q and k are reordered alike.
+    """
+    halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
+    return halves.transpose(1, 2).reshape(weight.shape)

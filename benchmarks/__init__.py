@@ -1,0 +1,1 @@
+"""Measurements. Ratios within one run, never absolute figures in a test: machines are noisy."""

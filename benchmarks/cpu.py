@@ -1,0 +1,212 @@
+"""One run, one table: what the engine costs on this CPU, and what `suffix` gains. SmolLM2-135M, float32.
+
+    python -m benchmarks.cpu [--threads 2] [--quick] [--json FILE]
+
+Every figure is a ratio of two measurements taken alternately in this process. Times are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.twin import transformers_twin
+from benchmarks.workloads import KINDS, STORY
+from slipstream import LLM, SamplingParams
+from slipstream.attention import BlockAttention, tree_segment
+from slipstream.cache import PagedCache
+from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.loader import open_checkpoint
+from slipstream.sequence import TARGET
+from slipstream.tree import TokenTree
+
+
+def alternate(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each action, measured in turns so that the machine's moods hit all alike."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for number in range(rounds + 1):
+        for name, action in actions.items():
+            began = time.perf_counter()
+            action()
+            if number:  # the first round warms up
+                times[name].append(1000 * (time.perf_counter() - began))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+class Passes:
+    """Single forward passes behind a context, outside the engine."""
+
+    def __init__(self, llm: LLM, longest: int) -> None:
+        self.model = llm.model
+        self.cache = PagedCache(longest // 128 + 3)
+        self.model.add_store(self.cache, TARGET)
+        self.table = self.cache.open([])
+        self.cache.reserve(self.table, longest + 100)
+        self.tokens = [(37 * i) % 40_000 + 10 for i in range(longest)]
+        for start in range(0, longest, 512):
+            chunk = self.tokens[start : start + 512]
+            self.model.forward(self.cache, TARGET, [tree_segment(self.table, start, chunk, None)])
+
+    def over(self, rows: int, context: int) -> Callable[[], object]:
+        """A pass over a chain of `rows` tokens behind `context` tokens."""
+        segment = tree_segment(self.table, context, self.tokens[:1], TokenTree.chain(self.tokens[0], range(1, rows)))
+        return lambda: self.model.forward(self.cache, TARGET, [segment])
+
+    def products(self, rows: int) -> Callable[[], object]:
+        """The matrix products of such a pass alone."""
+        config = self.model.config
+        x, wide = torch.randn(rows, config.hidden_size), torch.randn(rows, config.intermediate_size)
+        mixed = torch.randn(rows, config.heads * config.head_dim)
+
+        def run() -> None:
+            for layer in self.model.layers:
+                layer.qkv(x)
+                layer.out(mixed)
+                layer.mlp.gate_up(x)  # type: ignore[attr-defined]
+                layer.mlp.down(wide)  # type: ignore[attr-defined]
+            self.model.head(x)
+
+        return run
+
+    def attention(self, context: int) -> Callable[[], object]:
+        """The attention of a pass over one token alone."""
+        config = self.model.config
+        segment = tree_segment(self.table, context, self.tokens[:1], TokenTree(self.tokens[0]))
+        attention = BlockAttention([segment], config.heads, config.kv_heads, config.head_dim, "cpu")
+        q = torch.randn(1, config.heads, config.head_dim)
+        layers = self.cache.layers(TARGET)
+
+        def run() -> None:
+            for _, keys, values in layers:
+                attention(q, keys, values, None)
+
+        return run
+
+
+def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
+    """Rows per pass, what is not arithmetic, growth with context."""
+    passes = Passes(llm, 4096)
+    with torch.inference_mode():
+        actions = {f"rows {rows}": passes.over(rows, 200) for rows in (1, 8, 16, 64)}
+        actions |= {"products": passes.products(1), "attention": passes.attention(200)}
+        actions |= {f"context {c}": passes.over(1, c) for c in (1024, 2048, 4096)}
+        actions |= {f"attention {c}": passes.attention(c) for c in (1024, 2048, 4096)}
+        times = alternate(actions, rounds)
+    plain = times["rows 1"]
+    result = {f"pass over {rows} rows / 1 row": times[f"rows {rows}"] / plain for rows in (8, 16, 64)}
+    arithmetic = times["products"] + times["attention"]
+    result["neither products nor attention, share of a plain pass"] = 1 - arithmetic / plain
+    for context in (1024, 2048, 4096):
+        growth = times[f"context {context}"] - plain
+        alone = times[f"attention {context}"] - times["attention"]
+        result[f"growth of a pass to context {context} / growth of attention alone"] = growth / alone
+    return result
+
+
+def decode_speed(llm: LLM, prompt: str, tokens: int) -> tuple[float, list[int], float]:
+    output = llm.chat([{"role": "user", "content": prompt}], SamplingParams(temperature=0, max_tokens=tokens))[0]
+    stats = output.stats
+    return stats.decode_ms / max(1, stats.emitted - 1), output.token_ids, stats.tokens_per_step
+
+
+def measure_transformers(llm: LLM, rounds: int) -> float:
+    """Our plain decoding over transformers', tokens a second, same weights and prompt, decode time only."""
+    twin = transformers_twin(open_checkpoint(DEFAULT_MODEL))
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode_chat([{"role": "user", "content": STORY[0]}])
+    batch = torch.tensor([ids])
+
+    def theirs(count: int) -> Callable[[], object]:
+        return lambda: twin.generate(batch, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+
+    def ours(count: int) -> Callable[[], object]:
+        how = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        return lambda: llm.generate([ids], how)
+
+    with torch.no_grad():
+        times = alternate({"t1": theirs(1), "t65": theirs(65), "o1": ours(1), "o65": ours(65)}, rounds)
+    return (times["t65"] - times["t1"]) / (times["o65"] - times["o1"])
+
+
+def measure_suffix(llm: LLM, rounds: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Speed-up of `suffix` over `none` per kind of prompt: total decode time over total decode time, per token."""
+    results = {}
+    for kind, prompts in KINDS.items():
+        plain_ms = fast_ms = steps = 0.0
+        worst, same = float("inf"), True
+        for prompt in prompts:
+            plain, fast = [], []
+            for _ in range(rounds):
+                llm.use(None)
+                per_token, baseline, _ = decode_speed(llm, prompt, tokens)
+                plain.append(per_token)
+                llm.use("suffix")
+                per_token, drafted, rate = decode_speed(llm, prompt, tokens)
+                fast.append(per_token)
+                same = same and drafted == baseline
+            ratio = statistics.median(plain) / statistics.median(fast)
+            worst = min(worst, ratio)
+            plain_ms += statistics.median(plain) * len(baseline)
+            fast_ms += statistics.median(fast) * len(baseline)
+            steps += rate / len(prompts)
+        results[kind] = {
+            "speed-up": plain_ms / fast_ms,
+            "worst prompt": worst,
+            "tokens per step": steps,
+            "identical": float(same),
+        }
+    return results
+
+
+def memory_per_token(llm: LLM) -> float:
+    """Bytes that grow with each token of context over what K/V need (resident memory, not address space)."""
+    config = llm.model.config
+    cache = PagedCache(400)
+    llm.model.add_store(cache, TARGET)
+
+    def resident() -> int:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    table = cache.open([])
+    tokens = [(31 * i) % 40_000 for i in range(40_960)]
+    cache.reserve(table, len(tokens))
+    with torch.inference_mode():
+        llm.model.forward(cache, TARGET, [tree_segment(table, 0, tokens[:512], None)])
+        before = resident()
+        cache.stores[TARGET][:, :, table.pages[4:]] = 1.0
+        grown = resident() - before
+    return grown / (len(tokens) - 512) / config.kv_bytes_per_token(4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    llm = LLM(speculate=None)
+    rounds = 3 if arguments.quick else 9
+    figures: dict[str, float] = measure_passes(llm, 3 * rounds)
+    figures["plain decoding / transformers, tokens a second"] = measure_transformers(llm, rounds)
+    for kind, values in measure_suffix(llm, 2 if arguments.quick else 3, 96 if arguments.quick else 160).items():
+        figures |= {f"suffix on {kind}: {name}": value for name, value in values.items()}
+    figures["memory per token of context / K/V"] = memory_per_token(llm)
+    print(f"SmolLM2-135M float32, {arguments.threads} threads, torch {torch.__version__}, exact: {llm.exact}")
+    for name, value in figures.items():
+        print(f"{value:8.2f}  {name}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()
