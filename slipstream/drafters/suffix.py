@@ -29,10 +29,10 @@ class SuffixOptions(DraftOptions):
     (at most `shared_tokens` of them). It is off unless asked for: response times would tell one user what others got.
     """
 
-    depth: int = 12
-    nodes: int = 12
+    depth: int = 16
+    nodes: int = 16
     branch: int = 3
-    min_confidence: float = 0.25
+    min_confidence: float = 0.2
     min_match: int = 1
     shared: bool = False
     shared_tokens: int = 200_000

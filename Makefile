@@ -1,0 +1,42 @@
+# Two commands for a bare machine with Python 3.11-3.13 and pip: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Many small matrix products: waiting threads that sleep instead of spinning make the tests faster on busy machines.
+TEST_ENV := OMP_WAIT_POLICY=passive
+
+.PHONY: demo test check unit real clean
+
+demo: $(VENV)/.installed
+	$(BIN)/slipstream demo
+
+test: check unit real
+
+# Under a minute: style, types, and the tests that need neither a model nor statistics.
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(TEST_ENV) $(BIN)/python -m pytest tests/test_layout.py tests/test_options.py tests/test_tree.py tests/test_endings.py
+
+unit: $(VENV)/.dev
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not real_model"
+
+real: $(VENV)/.dev
+	$(BIN)/python -m pytest -m real_model
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV): PyTorch for CPU (about 200 MB) and what slipstream needs (about 60 MB more)."
+	@echo "The first run also downloads the default model, SmolLM2-135M-Instruct (93 MB), into your cache."
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,121 @@
+"""The shape of the project: imports go one way, the public surface is what we say, files stay readable."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slipstream
+
+PACKAGE = Path(slipstream.__file__).parent
+# A module imports only from rows above its own (and from its own row).
+ORDER = [
+    "errors",
+    "types",
+    "text",
+    "tree",
+    "noise",
+    "sampling",
+    "verify",
+    "cache",
+    "sequence",
+    "attention",
+    "models",
+    "drafters",
+    "policy",
+    "engine",
+    "llm",
+    "commands",
+    "cli",
+    "__main__",
+]
+
+
+def row(module: str) -> int:
+    return ORDER.index(module)
+
+
+def runtime_imports(tree: ast.Module) -> set[str]:
+    """Modules of the package that are imported anywhere but under TYPE_CHECKING."""
+    guarded: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            guarded.update(ast.walk(node))
+    found = set()
+    for node in ast.walk(tree):
+        if node in guarded:
+            continue
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [node.module] if node.module != "slipstream" else [f"slipstream.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found.update(name.split(".")[1] for name in names if name.startswith("slipstream."))
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_file_imports_only_from_rows_above_its_own(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    public = {"LLM": "llm", "SamplingParams": "types", "__version__": "errors"}
+    for imported in runtime_imports(ast.parse(path.read_text())):
+        assert row(public.get(imported, imported)) <= row(own), f"{path.name} imports {imported}"
+
+
+def test_no_method_is_named_outside_the_drafters() -> None:
+    """The engine does not know the method."""
+    methods = ("ngram", "suffix", "draft_model", "medusa", "eagle")
+    for path in sources():
+        if path.relative_to(PACKAGE).parts[0] in ("drafters", "commands", "cli.py"):
+            continue
+        strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+        assert not [s for s in strings if s in methods], path
+
+
+def test_files_stay_readable_in_one_sitting() -> None:
+    for path in sources():
+        assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_the_public_names_are_these() -> None:
+    assert slipstream.__all__ == [
+        "LLM",
+        "Completion",
+        "Delta",
+        "Output",
+        "Plan",
+        "SamplingParams",
+        "SlipstreamError",
+        "Stats",
+        "TokenLogprob",
+        "TokenTree",
+        "__version__",
+    ]
+    for name in slipstream.__all__:
+        assert getattr(slipstream, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = slipstream.nonsense
+
+
+def test_the_core_needs_torch_transformers_safetensors_and_numpy_alone() -> None:
+    """Machines without gguf, huggingface_hub, typer, rich or fastapi can import and run the engine."""
+    blocked = ["gguf", "huggingface_hub", "typer", "rich", "fastapi", "transformers"]
+    code = f"""
+import sys
+for name in {blocked!r}:
+    sys.modules[name] = None
+from slipstream import LLM, SamplingParams
+from tests.tiny import tiny_llm
+llm = tiny_llm(speculate="suffix")
+print(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1))[0].token_ids)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert result.returncode == 0, result.stderr
