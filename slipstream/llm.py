@@ -16,7 +16,7 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import NotEnoughMemory, OptionError, PromptError
 from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.models.load import load_model
-from slipstream.models.memory import available_bytes
+from slipstream.models.memory import KV_SHARE, SPARE_PAGES, available_bytes
 from slipstream.models.selfcheck import is_exact
 from slipstream.models.view import TargetView
 from slipstream.policy import FixedPolicy
@@ -30,7 +30,6 @@ Message = Mapping[str, object]
 
 _CACHE_TOKENS = 32_768  # tokens of context that the cache holds by default, all requests together
 _PROMPT_ROWS = 512  # rows of prompts in one step
-_ROOM_FOR_TREES = 2  # spare pages, so that a lone sequence at the end of the context still fits with its tree
 
 
 class LLM:
@@ -109,7 +108,7 @@ class LLM:
     def _pages(self, tokens: int | None) -> int:
         """Pages of the cache: at least one sequence of full length, if the memory allows."""
         asked = tokens is not None
-        least = -(-self.max_model_len // PAGE_SIZE) + _ROOM_FOR_TREES
+        least = -(-self.max_model_len // PAGE_SIZE) + SPARE_PAGES
         pages = -(-tokens // PAGE_SIZE) if tokens is not None else max(least, _CACHE_TOKENS // PAGE_SIZE)
         if pages < least:
             raise OptionError(
@@ -117,11 +116,11 @@ class LLM:
                 hint=f"valid: {least * PAGE_SIZE} or more, or a smaller max_model_len",
             )
         per_page = PAGE_SIZE * self.model.config.kv_bytes_per_token(self.model.dtype.itemsize)
-        affordable = int(available_bytes(self.model.device) * 0.8) // per_page
+        affordable = int(available_bytes(self.model.device) * KV_SHARE) // per_page
         if affordable < least or (asked and affordable < pages):
             raise NotEnoughMemory(
                 f"{max(least, pages if asked else least) * per_page / 2**20:,.0f} MiB of K/V do not fit into memory",
-                hint=f"max_model_len={max(1, (affordable - _ROOM_FOR_TREES) * PAGE_SIZE)} would",
+                hint=f"max_model_len={max(1, (affordable - SPARE_PAGES) * PAGE_SIZE)} would",
             )
         return min(pages, affordable)
 

@@ -576,7 +576,7 @@ def test_check_compares_vocabularies(tiny: str, other: str) -> None:
 
 
 def test_check_refuses_what_does_not_fit(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.models.memory.available_bytes", lambda device: 300_000)
+    monkeypatch.setattr("slipstream.commands.check.available_bytes", lambda device: 300_000)
     done = invoke("check", "-m", tiny)
     assert done.exit_code == 2
     length = re.search(r"--max-model-len (\d+) would fit", done.stdout)

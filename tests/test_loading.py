@@ -967,12 +967,3 @@ def test_available_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert memory.available_bytes("cpu") == expected
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (device.index or 0, 9))
     assert memory.available_bytes("cuda:3") == 3
-
-
-def test_memory_plan(llama: Path) -> None:
-    config = HFCheckpoint(llama).config
-    plan = memory.plan_memory(config, 4, 100, kv_element_size=2, drafter=7)
-    assert plan.weights == 4 * sum(tensor.numel() for tensor in load_file(llama / "model.safetensors").values())
-    assert plan.kv == 100 * 2 * 2 * 2 * 8 * 2  # tokens, K and V, layers, KV heads, head size, bytes
-    assert plan.total == plan.weights + plan.kv + 7
-    assert plan.fits(plan.total) and not plan.fits(plan.total - 1)

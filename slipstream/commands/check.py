@@ -9,6 +9,7 @@ from slipstream.commands.opening import fetch_models, spelled
 from slipstream.commands.options import Described, ModelSetup
 from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs, show_table
 from slipstream.errors import OptionError
+from slipstream.models.memory import KV_SHARE, SPARE_PAGES, available_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +23,6 @@ _FACTS = (
     "family", "parameters", "layers", "hidden_size", "heads", "kv_heads", "experts", "vocab_size", "context",
     "tied_head",
 )  # fmt: skip
-# Both as in `LLM`, which refuses what this verb calls too large:
-_SHARE_FOR_KV = 0.8  # of what the weights leave free; activations need room too
-_SPARE_PAGES = 2  # for the tree of a sequence at the end of its context
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Memory:
     @property
     def left_for_kv(self) -> int:
         """What K/V may take once the weights are in."""
-        return int(_SHARE_FOR_KV * (self.available - self.weights - self.draft_weights))
+        return int(KV_SHARE * (self.available - self.weights - self.draft_weights))
 
     @property
     def fits(self) -> bool:
@@ -104,7 +102,6 @@ def examine(setup: ModelSetup) -> Findings:
     spec = setup.drafter()
     from slipstream.models.load import choose_device, choose_dtype, weight_bytes
     from slipstream.models.loader import open_checkpoint
-    from slipstream.models.memory import available_bytes
 
     device = choose_device(setup.device)
     dtype = choose_dtype(setup.dtype, device)
@@ -160,7 +157,7 @@ def _compare(draft: Checkpoint, target: Checkpoint) -> VocabularyComparison:
 def _pages(tokens: int) -> int:
     from slipstream.cache import PAGE_SIZE
 
-    return -(-tokens // PAGE_SIZE) + _SPARE_PAGES
+    return -(-tokens // PAGE_SIZE) + SPARE_PAGES
 
 
 def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
@@ -175,7 +172,7 @@ def _affordable(memory: Memory, tokens: int) -> int:
     from slipstream.cache import PAGE_SIZE
 
     per_page = (memory.kv + memory.draft_kv) // _pages(tokens)
-    return max(0, memory.left_for_kv // per_page - _SPARE_PAGES) * PAGE_SIZE
+    return max(0, memory.left_for_kv // per_page - SPARE_PAGES) * PAGE_SIZE
 
 
 def _as_dict(findings: Findings) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""What a model will need and what the machine has, so that a refusal comes before the loading."""
+"""What memory the machine has, so that a refusal comes before the loading."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.models.config import ModelConfig
+KV_SHARE = 0.8  # of what the weights leave free; activations need room too
+SPARE_PAGES = 2  # of the cache, so that a lone sequence at the end of its context still fits with its tree
 
 MEMINFO = Path("/proc/meminfo")
 # (limit, usage) of this process's control group: version 2, then version 1.
@@ -14,39 +14,6 @@ CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes by purpose."""
-
-    weights: int
-    kv: int
-    drafter: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv + self.drafter
-
-    def fits(self, available: int) -> bool:
-        return self.total <= available
-
-
-def plan_memory(
-    config: ModelConfig,
-    element_size: int,
-    context_tokens: int,
-    *,
-    kv_element_size: int | None = None,
-    drafter: int = 0,
-) -> MemoryPlan:
-    """Memory for the weights at `element_size` bytes each and a cache of `context_tokens` tokens.
-
-    `context_tokens` counts the tokens of all sequences together; `kv_element_size` is `element_size` unless given;
-    `drafter` is whatever bytes the drafter asked for.
-    """
-    kv = config.kv_bytes_per_token(kv_element_size or element_size) * context_tokens
-    return MemoryPlan(weights=config.parameters * element_size, kv=kv, drafter=drafter)
 
 
 def available_bytes(device: str) -> int:

@@ -1,0 +1,66 @@
+"""The README's commands and snippets run as they stand there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_the_make_targets_exist_and_ci_calls_the_test_command() -> None:
+    targets = [line.split()[1] for block in blocks("bash") for line in block.splitlines() if line.startswith("make ")]
+    assert targets == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text()
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_link_into_the_repository_leads_somewhere() -> None:
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+        for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} -> {link}"
+
+
+@pytest.mark.real_model
+def test_the_python_snippets_run() -> None:
+    for snippet in blocks("python"):
+        assert run([sys.executable, "-c", snippet]).stdout.strip()
+
+
+@pytest.mark.real_model
+def test_the_command_lines_run() -> None:
+    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("slipstream ")]
+    assert lines
+    for line in lines:
+        command = shlex.split(line)[1:]
+        assert run([sys.executable, "-m", "slipstream", *command, "--max-tokens", "24"]).stdout.strip()
+
+
+@pytest.mark.real_model
+def test_the_demo_says_what_it_promises() -> None:
+    """`make demo` ends in this command; every text must be identical and every promised key there."""
+    result = run([sys.executable, "-m", "slipstream", "demo", "--json", "--max-tokens", "24"])
+    report = json.loads(result.stdout)
+    assert len(report["prompts"]) == 6
+    for entry in report["prompts"]:
+        assert set(entry) >= {"kind", "plain_tok_s", "speculative_tok_s", "speedup", "tokens_per_step", "identical"}
+        assert entry["identical"] is True
