@@ -112,7 +112,7 @@ def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
 def decode_speed(llm: LLM, prompt: str, tokens: int) -> tuple[float, list[int], float]:
     output = llm.chat([{"role": "user", "content": prompt}], SamplingParams(temperature=0, max_tokens=tokens))[0]
     stats = output.stats
-    return stats.decode_ms / max(1, stats.emitted - 1), output.token_ids, stats.tokens_per_step
+    return stats.decode_ms / max(1, stats.decoded), output.token_ids, stats.tokens_per_step
 
 
 def measure_transformers(llm: LLM, rounds: int) -> float:

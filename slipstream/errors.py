@@ -65,7 +65,7 @@ class ShapeMismatch(ModelError):
 
 
 class NotEnoughMemory(ModelError):
-    """The weights and the cache would not fit; raised before anything is loaded."""
+    """The weights or the cache would not fit; raised before they are made."""
 
 
 class DraftMismatch(SlipstreamError):

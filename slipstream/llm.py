@@ -6,6 +6,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from numbers import Integral
 from pathlib import Path
 
 from slipstream.cache import PAGE_SIZE, PagedCache
@@ -36,8 +37,8 @@ class LLM:
     """A model, a drafter and a verifier behind `generate`, `chat` and `stream`.
 
     `speculate`: a drafter's name with options ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or
-    None for plain decoding. `max_model_len`: longest sequence, prompt included (default: the model's own context, cut
-    to what the memory allows). `cache_tokens`: tokens of context that all running requests can have together.
+    None for plain decoding. `max_model_len`: longest sequence, prompt included (default: the model's own context; what
+    does not fit into memory is refused). `cache_tokens`: tokens of context that all running requests have together.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class LLM:
         max_num_seqs: int = 64,
         cache_tokens: int | None = None,
     ) -> None:
-        if speculative_config is not None and speculate not in (DEFAULT, None):
+        if speculative_config is not None and speculate != DEFAULT:
             raise OptionError("give either speculate or speculative_config, not both")
         spec = parse_speculate(speculate if speculative_config is None else speculative_config)
         self._verifier = make_verifier(verifier)
@@ -78,13 +79,17 @@ class LLM:
         return self._engine
 
     def use(self, speculate: str | Mapping[str, object] | DrafterSpec | None) -> None:
-        """Change the drafter. Nothing may be running; the model stays loaded."""
+        """Change the drafter. Nothing may be running; the model stays loaded. If this fails, decoding is plain."""
         spec = speculate if isinstance(speculate, DrafterSpec) else parse_speculate(speculate)
         if self._engine is not None:
             if not self._engine.scheduler.idle:
                 raise OptionError("the drafter cannot be changed while requests are running")
             for name in set(self.cache.stores) - {TARGET}:
                 self.cache.remove_store(name)
+        self._install(parse_speculate(None))
+        self._install(spec)
+
+    def _install(self, spec: DrafterSpec) -> None:
         view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, self._verifier.uses_draws)
         drafter = spec.build(view)
         drafter.attach(self.cache)
@@ -260,7 +265,7 @@ def _delta(progress: Progress) -> Delta:
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 GREEDY_TEMPERATURE = 1e-5  # temperatures below this would overflow the division and are greedy in effect
 
+_NUMBERS = (
+    *("n", "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "logprobs"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -45,10 +50,15 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
-        object.__setattr__(self, "top_k", max(0, self.top_k) if self.top_k == -1 else self.top_k)
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
         self._check()
 
     def _check(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float | None):
+                raise OptionError(f"{name}={value!r} is not a number")
+
         def need(ok: bool, name: str, range_: str) -> None:
             if not ok:
                 raise OptionError(f"{name}={getattr(self, name)!r} is out of range", hint=f"valid: {range_}")
@@ -119,6 +129,7 @@ class Stats:
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+    decoded: int = 0  # emitted by steps after the first
     offered_by_depth: list[int] = field(default_factory=list)  # [d]: steps that offered a node at depth d + 1
     accepted_by_depth: list[int] = field(default_factory=list)  # [d]: steps that accepted a node at depth d + 1
     draft_ms: float = 0.0
@@ -147,12 +158,12 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens after the first over the time after the first: decode speed, time to first token apart."""
-        return 1000.0 * (self.emitted - 1) / self.decode_ms if self.decode_ms > 0 and self.emitted > 1 else 0.0
+        """Tokens of all steps after the first over the time since it: decode speed, time to first token apart."""
+        return 1000.0 * self.decoded / self.decode_ms if self.decode_ms > 0 else 0.0
 
     def add(self, other: Stats) -> None:
         """Add another request's counters to these."""
-        for name in ("steps", "drafting_steps", "drafted", "accepted", "emitted", "draft_faults"):
+        for name in ("steps", "drafting_steps", "drafted", "accepted", "emitted", "decoded", "draft_faults"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("draft_ms", "verify_ms", "other_ms", "prefill_ms", "decode_ms"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -172,6 +183,7 @@ class Stats:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "emitted": self.emitted,
+            "decoded": self.decoded,
             "offered_by_depth": self.offered_by_depth,
             "accepted_by_depth": self.accepted_by_depth,
             "tokens_per_step": round(self.tokens_per_step, 4),

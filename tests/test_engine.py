@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, Stats
+from slipstream.attention import tree_segment
 from slipstream.cache import PAGE_SIZE
-from slipstream.errors import NotEnoughMemory, OptionError, PromptError
+from slipstream.errors import DraftMismatch, NotEnoughMemory, OptionError, PromptError
 from slipstream.sequence import TARGET
-from tests.tiny import tiny_draft, tiny_llm
+from slipstream.tree import Draw, TokenTree
+from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 DRAFT = {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 6, "branch": 2}
 
@@ -97,9 +102,6 @@ def test_logprobs_are_those_of_the_raw_distribution_for_accepted_tokens_too() ->
     # Against an independent computation: one pass over everything, no sampling code.
     llm = tiny_llm()
     tokens = prompt + plain.token_ids
-    from slipstream.attention import tree_segment
-    from slipstream.tree import TokenTree
-
     table = llm.cache.open([])
     llm.cache.reserve(table, len(tokens))
     chain = TokenTree.chain(tokens[0], tokens[1:])
@@ -173,3 +175,120 @@ def test_the_drafter_can_be_changed_but_not_under_way() -> None:
     list(stream)
     llm.use("ngram")
     assert llm.engine.drafter.name == "ngram"
+
+
+def test_a_failed_change_of_drafter_leaves_plain_decoding(tmp_path: Path) -> None:
+    llm = tiny_llm(speculate=DRAFT)
+    other = tiny_directory(seed=1, vocab_size=50)
+    with pytest.raises(DraftMismatch, match="50 tokens, the target 97"):
+        llm.use({"method": "draft_model", "model": str(other)})
+    assert llm.engine.drafter.name == "none"
+    assert llm.generate([[1, 2]], SamplingParams(max_tokens=3, seed=1))[0].stats.draft_faults == 0
+
+
+def test_another_draft_under_the_same_name_is_not_taken_for_the_first() -> None:
+    """Marks that say 'the rows of this store are here' must go with the store."""
+    llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:5"})
+    prompt, how = random_prompt(8, 300), SamplingParams(temperature=0, max_tokens=41)
+    llm.generate([prompt], how)
+    llm.use(tiny_draft({"method": "draft_model", "model": "tiny:0"}))
+    (output,) = llm.generate([prompt], how)
+    assert output.stats.accepted == 41 - output.stats.steps
+
+
+def test_pages_completed_by_accepted_drafts_are_shared_under_all_their_tokens() -> None:
+    llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:0"})
+    (output,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0, max_tokens=300))
+    table = llm.cache.open([1, 2, 3, *output.token_ids])
+    assert len(table.pages) == 2
+    llm.cache.release(table)
+
+
+def test_a_draft_too_large_for_the_cache_is_not_made() -> None:
+    wide = {"method": "draft_model", "model": "tiny:1", "depth": 8, "nodes": 100, "branch": 90}
+    llm = tiny_llm(speculate=wide, context=384, cache_tokens=5 * PAGE_SIZE)
+    (output,) = llm.generate([random_prompt(1, 300)], SamplingParams(temperature=0))
+    assert output.finish_reason == "length"
+
+
+def test_an_observer_that_breaks_is_dropped_once_for_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm(speculate="suffix")
+
+    def failing(outcomes: Any) -> None:
+        if any(outcome.sequence.request.prompt_ids == [7] for outcome in outcomes):
+            raise RuntimeError("cannot look at this")
+
+    monkeypatch.setattr(llm.engine.drafter, "observe", failing)
+    outputs = llm.generate([[5, 6], [7]], SamplingParams(max_tokens=12, seed=1))
+    assert [o.stats.draft_faults for o in outputs] == [0, 1]
+
+
+def test_taps_of_every_committed_row_reach_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of a prompt that is fed in pieces, and of accepted nodes in the order of the text."""
+    llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:0"}, context=1024)
+    drafter = llm.engine.drafter
+    drafter.taps = (0,)
+    rows: list[torch.Tensor] = []
+    original = drafter.observe
+
+    def watching(outcomes: Any) -> None:
+        rows.extend(outcome.taps[0] for outcome in outcomes)
+        original(outcomes)
+
+    monkeypatch.setattr(drafter, "observe", watching)
+    prompt = random_prompt(2, 700)
+    (output,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=23))
+    tokens = prompt + output.token_ids
+    table = llm.cache.open([])
+    llm.cache.reserve(table, len(tokens))
+    segment = tree_segment(table, 0, tokens, None)
+    expected = llm.model.forward(llm.cache, TARGET, [segment], taps=[0]).taps[0]
+    got = torch.cat(rows)
+    assert len(got) >= 700 + 15
+    assert torch.equal(got, expected[: len(got)])
+
+
+def test_prompts_may_be_arrays_and_statistics_add_up_over_requests() -> None:
+    llm = tiny_llm()
+    how = SamplingParams(max_tokens=6, seed=1)
+    (one,) = llm.generate(np.array([1, 2, 3]), how)
+    (two,) = llm.generate([[1, 2, 3]], how)
+    assert one.token_ids == two.token_ids
+    total = Stats()
+    for output in (one, two):
+        total.add(output.stats)
+    assert total.decoded == 10
+    assert total.tokens_per_second == pytest.approx(1000 * 10 / total.decode_ms)
+
+
+class _Bad:
+    """Distributions that no drafter may hand in."""
+
+    nan = torch.full((97,), float("nan"))
+    short = torch.full((50,), 1 / 50)
+    zero_at_the_token = torch.nn.functional.one_hot(torch.tensor(9), 97).double()
+    unnormalised = torch.ones(97)
+    text = "nonsense"
+
+
+@pytest.mark.parametrize("kind", ["nan", "short", "zero_at_the_token", "unnormalised", "text", "many"])
+def test_nonsense_of_a_drafter_is_a_fault_and_not_a_bent_distribution(kind: str, monkeypatch: Any) -> None:
+    llm = tiny_llm(speculate="suffix", verifier="rejection")
+
+    def nonsense(wishes: Any) -> list[TokenTree]:
+        trees = []
+        for wish in wishes:
+            tree = TokenTree(wish.sequence.tokens[-1])
+            if kind == "many":
+                even = Draw(torch.full((97,), 1 / 97))
+                for token in range(60):
+                    tree.add(0, token, draw=even)
+            else:
+                tree.add(0, 5, draw=Draw(getattr(_Bad, kind)))
+            trees.append(tree)
+        return trees
+
+    monkeypatch.setattr(llm.engine.drafter, "propose", nonsense)
+    (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, seed=1))
+    assert output.stats.draft_faults == 1
+    assert len(output.token_ids) == 5

@@ -53,6 +53,8 @@ def test_the_spelling_of_vllm() -> None:
         ("ngram:depth", "'depth' is not an option"),
         ("ngram:depth=3,depth=4", "given twice"),
         ("ngram:branch=2", "branch=2 is out of range"),
+        ("ngram:min_confidence=0.5", "min_confidence=0.5 is out of range"),
+        ("none:branch=4", "branch=4 is out of range"),
         ("suffix:min_confidence=2", "min_confidence=2.0 is out of range"),
         ("suffix:min_confidence=nan", "out of range"),
         ("suffix:nodes=1000", "nodes=1000 is out of range"),
@@ -98,6 +100,20 @@ def test_what_is_unknown_is_refused_with_the_valid_choices(value: Any, message: 
 def test_sampling_parameters_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="out of range"):
         SamplingParams(**settings)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "max_tokens", "seed"])
+def test_sampling_parameters_that_are_no_numbers_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}='x' is not a number"):
+        SamplingParams(**{name: "x"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cpu:x", "cpu:0", "tpu", "cuda:99"])
+def test_devices_that_are_not_there_are_refused(device: str) -> None:
+    from slipstream.models.load import choose_device
+
+    with pytest.raises(OptionError, match="device"):
+        choose_device(device)
 
 
 def test_a_third_party_registers_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

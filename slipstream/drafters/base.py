@@ -58,10 +58,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one sequence's step: the tokens that were added (accepted ones and the target's own)."""
+    """What became of one sequence's step: the tokens that were added (accepted ones and the target's own).
+
+    A piece of a prompt adds none, but its rows have taps like all others.
+    """
 
     sequence: Sequence
-    tree: TokenTree
     tokens: list[int]
     taps: dict[int, torch.Tensor]  # layer -> hidden states of the rows that were committed in this step
 
@@ -91,7 +93,10 @@ class Drafter(ABC, Generic[Options]):
         """One tree per wish, each rooted at its sequence's last token. May raise: the engine copes."""
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
-        """Learn what was accepted. Called after every step, also for sequences that did not draft."""
+        """Learn what was accepted. Called after every step for all that ran in it and goes on, drafting or not.
+
+        May raise, and may then be called again for each sequence alone: whoever raises there is dropped.
+        """
 
     def close(self, sequence: Sequence) -> None:
         """The sequence is finished."""

@@ -25,6 +25,7 @@ class NgramOptions(DraftOptions):
         super().__post_init__()
         self.require(self.min_n >= 1, "min_n", "1 or more")
         self.require(self.max_n >= self.min_n, "max_n", f"min_n ({self.min_n}) or more")
+        self.require(self.min_confidence == 0.0, "min_confidence", "0: `ngram` has no estimate of its own")
         self.require(self.branch == 1, "branch", "1: `ngram` offers one chain (`suffix` offers trees)")
 
 

@@ -19,7 +19,8 @@ class NoneOptions(DraftOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.depth == 0 and self.nodes == 0, "depth" if self.depth else "nodes", "0: `none` never drafts")
+        for name, only in (("depth", 0), ("nodes", 0), ("branch", 1), ("min_confidence", 0.0)):
+            self.require(getattr(self, name) == only, name, f"{only}: `none` never drafts")
 
 
 class NoDrafter(Drafter[NoneOptions]):

@@ -19,7 +19,7 @@ class VocabularyComparison:
 
     @property
     def same(self) -> bool:
-        """Whether every id that both have means the same token. Padded sizes are no difference."""
+        """Whether the tokenizers agree on every id. Rows that only pad a model's matrices are no difference."""
         return self.difference is None
 
     def describe(self) -> str:
@@ -28,6 +28,8 @@ class VocabularyComparison:
         if self.difference is None:
             return f"same vocabulary: {self.compared} tokens compared{sizes}"
         token, draft, target = self.difference
+        if draft is None and target is None:
+            return f"the draft has {self.draft_size} tokens, the target {self.target_size}, and no tokenizer tells more"
         return f"another vocabulary: token {token} is {draft!r} in the draft and {target!r} in the target{sizes}"
 
     def require_same(self, draft: str) -> None:

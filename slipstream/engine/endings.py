@@ -30,7 +30,9 @@ def emit(sequence: Sequence, tree: TokenTree, verdict: Verdict, distributions: T
         if sequence.finished:
             break
     count = index + 1
-    sequence.stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
+    if sequence.stats.steps:  # the first step's time belongs to the prompt
+        sequence.stats.decoded += count
+        sequence.stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
     _count_depths(sequence, tree, min(count, len(verdict.nodes)))
     return count
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from slipstream.attention import tree_segment
-from slipstream.cache import PagedCache
+from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.drafters import Outcome, Wish
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import emit
@@ -78,7 +78,7 @@ class Engine:
         """Plan, draft, and run the pass."""
         began = time.perf_counter()
         work = self.scheduler.next()
-        plans = {w.sequence: self.policy.plan(w.sequence) if w.decodes else Plan() for w in work}
+        plans = {w.sequence: self._plan(w) for w in work}
         work = self.scheduler.reserve(work, {w.sequence: self._rows(w, plans[w.sequence]) for w in work})
         if not work:
             return None
@@ -90,6 +90,11 @@ class Engine:
         ]
         output = self.model.forward(self.cache, TARGET, segments, taps=self.drafter.taps)
         return _Launched(work, plans, trees, output, 1000 * (drafted - drafting), 1000 * (drafting - began), drafted)
+
+    def _plan(self, work: Work) -> Plan:
+        """The policy's plan, or none where the whole cache could not hold the rows of such a draft."""
+        plan = self.policy.plan(work.sequence) if work.decodes else Plan()
+        return plan if self._rows(work, plan) <= self.cache.capacity * PAGE_SIZE else Plan()
 
     def _rows(self, work: Work, plan: Plan) -> int:
         """Slots that this sequence may write in this step, in any store."""
@@ -106,7 +111,7 @@ class Engine:
             below = 0 if tree is None else len(tree) - 1
             rows, row = slice(row, row + lead + below), row + lead + below
             if tree is None:
-                self._commit(sequence, lead, [], launched, rows)
+                outcomes.append(Outcome(sequence, [], self._commit(sequence, lead, [], launched, rows)))
                 continue
             logits = launched.output.logits[logits_row : logits_row + len(tree)]
             logits_row += len(tree)
@@ -116,9 +121,9 @@ class Engine:
             count = emit(sequence, tree, verdict, target)
             sequence.stats.lossy = self.verifier.lossy
             progress.append(Progress(sequence, tree, count))
-            outcomes.append(Outcome(sequence, tree, verdict.tokens, taps))
+            outcomes.append(Outcome(sequence, verdict.tokens, taps))
         verified = time.perf_counter()
-        self._observe([o for o in outcomes if not o.sequence.finished])
+        self._observe([o for o in outcomes if not (o.sequence.finished or o.sequence.drafter_dropped)])
         for work in launched.work:
             self.cache.share(work.sequence.table, TARGET, work.sequence.tokens)
         for item in progress:
@@ -151,6 +156,7 @@ class Engine:
         """Stop a sequence that is not finished."""
         if not sequence.finished:
             sequence.finish_reason = "cancelled"
+            self._guarded(sequence, lambda: self.drafter.close(sequence))
             self.scheduler.remove(sequence)
 
     # -- drafts may fail; requests may not ----------------------------------------------------------------------------
@@ -185,8 +191,11 @@ class Engine:
         try:
             self.drafter.observe(outcomes)
         except Exception as error:
+            if len(outcomes) == 1:
+                self._drop(outcomes[0].sequence, error)
+                return
             for outcome in outcomes:
-                self._drop(outcome.sequence, error)
+                self._observe([outcome])
 
     def _guarded(self, sequence: Sequence, action: Callable[[], TokenTree | None]) -> TokenTree | None:
         try:

@@ -97,6 +97,8 @@ class Decoder:
         """Make room in the cache for this model's K and V under `name`."""
         config = self.config
         needed = cache.capacity * PAGE_SIZE * config.kv_bytes_per_token(self.dtype.itemsize)
+        if self.device == "cpu":  # stores that are there already become resident only as they fill
+            needed += sum(data.nbytes for data in cache.stores.values())
         if needed > (free := available_bytes(self.device)):
             raise NotEnoughMemory(
                 f"the K/V of {self.name} need {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free",

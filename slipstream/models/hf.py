@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from slipstream.text import Tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 DTYPES = ("F64", "F32", "F16", "BF16")
 HEAD = "lm_head.weight"
 # Tables that old files carry and nobody reads: they follow from the config.
@@ -87,10 +86,11 @@ class HFCheckpoint:
 
     def tokenizer(self) -> Tokenizer | None:
         """The directory's tokenizer; None if it has none."""
-        if not any((self.path / file).exists() for file in TOKENIZER_FILES):
-            return None
         from slipstream.text import Tokenizer
+        from slipstream.text.directory import SLOW_FILES
 
+        if not any((self.path / file).exists() for file in ("tokenizer.json", *SLOW_FILES)):
+            return None
         return Tokenizer.from_directory(self.path)
 
     def _place(self, name: str) -> Piece:

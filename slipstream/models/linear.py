@@ -18,7 +18,7 @@ from torch.nn import functional
 
 _PACK_ROWS = 64  # the packing is made for this many rows and serves any other number
 _TILE_ROWS = 8
-_LONE_ROW_AGREES: dict[torch.Size, bool] = {}  # shape -> a row alone has the bits that it has in company
+_NARROW = 256  # outputs up to which one row may take a matrix-vector kernel (seen up to 128) and is therefore doubled
 
 
 class Linear(Protocol):
@@ -74,23 +74,16 @@ class PackedLinear:
         self._shape = torch.zeros(1).expand(weight.shape)
         self._bias = bias
         self._run = torch.ops.mkl._mkl_linear.default
-        self._lone_row = self._lone_row_agrees(weight.shape)
+        self._narrow = weight.shape[0] <= _NARROW
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1 and not self._lone_row:
+        if self._narrow and x.shape[0] == 1:
             return self._product(x.expand(2, -1).contiguous())[:1]
         return self._product(x)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self._run(x, self._packed, self._shape, self._bias, x.shape[0])
         return result
-
-    def _lone_row_agrees(self, shape: torch.Size) -> bool:
-        """Narrow matrices (as seen: up to 128 outputs) take a matrix-vector kernel for one row. Asked once a shape."""
-        if shape not in _LONE_ROW_AGREES:
-            x = torch.linspace(-1.0, 1.0, 2 * shape[1]).sin().view(2, -1)
-            _LONE_ROW_AGREES[shape] = torch.equal(self._product(x[:1]), self._product(x)[:1])
-        return _LONE_ROW_AGREES[shape]
 
 
 def packing_works() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -20,11 +21,14 @@ def choose_device(device: str) -> str:
     """`auto`: the GPU if there is one. An unknown device, or a GPU that is not there, is refused."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = device.split(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise unknown_choice("device", device, ["auto", "cpu", "cuda"])
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"device={device!r}, but there is no CUDA device here", hint="use cpu or auto")
+    if device == "cpu":
+        return device
+    found = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if found is None:
+        raise unknown_choice("device", device, ["auto", "cpu", "cuda", "cuda:N"])
+    count = torch.cuda.device_count()
+    if int(found[1] or 0) >= count:
+        raise OptionError(f"device={device!r}, but there are {count} CUDA devices here", hint="use cpu or auto")
     return device
 
 
@@ -49,7 +53,7 @@ def load_model(model: str | Path, *, dtype: str | torch.dtype, device: str) -> t
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Memory of the weights as the decoder keeps them: on a CPU a tied head is packed beside the embedding table."""
+    """Memory of the weights as the decoder keeps them: in float32 a tied head is packed beside the embedding table."""
     count = config.parameters
     if config.tied_head and dtype == torch.float32:
         count += config.vocab_size * config.hidden_size

@@ -59,13 +59,14 @@ class MixtureMLP:
 
 
 def even_silu(gate: torch.Tensor) -> torch.Tensor:
-    """silu, with the elements divided evenly among vector lanes and threads: a scalar remainder rounds differently."""
+    """silu of [rows, width], the width being whole vectors, such that no split among threads cuts through a vector.
+
+    A scalar remainder rounds differently. Where a split would leave one, rows are taken in pieces for one thread.
+    """
     rows, width = gate.shape
-    threads = torch.get_num_threads()
-    if rows * width <= _GRAIN or rows * width % (_LANES * threads) == 0:
+    if rows * width <= _GRAIN or rows * width % (_LANES * torch.get_num_threads()) == 0:
         return functional.silu(gate)
-    filled = functional.pad(gate, (0, 0, 0, -rows % threads))
-    return functional.silu(filled)[:rows]
+    return torch.cat([functional.silu(part) for part in gate.split(max(1, _GRAIN // width))])
 
 
 def make_mlp(
@@ -74,8 +75,11 @@ def make_mlp(
     """The MLP of one layer; the readers give its weights by name, as they are or with the norm's weight folded in."""
 
     def dense(prefix: str) -> DenseMLP:
-        gate_up = make_linear(torch.cat([read_behind_norm(f"{prefix}gate"), read_behind_norm(f"{prefix}up")]))
-        return DenseMLP(gate_up, make_linear(read(f"{prefix}down")))
+        # Units that are always 0 fill the last vector of the width up.
+        fill = -config.intermediate_size % _LANES
+        gate, up = (functional.pad(read_behind_norm(prefix + name), (0, 0, 0, fill)) for name in ("gate", "up"))
+        down = functional.pad(read(f"{prefix}down"), (0, fill))
+        return DenseMLP(make_linear(torch.cat([gate, up])), make_linear(down))
 
     if not config.experts:
         return dense("")

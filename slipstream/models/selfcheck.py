@@ -13,7 +13,7 @@ _STORE = "check"
 
 
 def is_exact(model: Decoder) -> bool:
-    """Compare, bit for bit, a tree's logits with those of its paths decoded plainly, through one layer and the head.
+    """Compare, bit for bit, a tree's logits with one of its paths decoded plainly, through one layer and the head.
 
     The tree hangs behind a prompt that ends just before a block boundary, so that it crosses it.
     """

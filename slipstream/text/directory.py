@@ -13,7 +13,7 @@ from slipstream.text.chat import one_line
 from slipstream.text.tokenizer import Tokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tekken.json")
+SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "tekken.json")
 
 
 def tokenizer_from_directory(path: str | os.PathLike[str]) -> Tokenizer:
@@ -67,7 +67,7 @@ def _read_backend(directory: Path) -> tuple[Any, Mapping[str, str]]:
 def _convert_slow(directory: Path) -> tuple[Any, Mapping[str, str]]:
     """What transformers makes of older formats (SentencePiece models, vocab and merges)."""
     hint = "save it once with transformers' AutoTokenizer, which writes tokenizer.json"
-    if not any((directory / name).is_file() for name in _SLOW_FILES):
+    if not any((directory / name).is_file() for name in SLOW_FILES):
         raise ModelNotFound(f"no tokenizer in {str(directory)!r}", hint="a model directory has a tokenizer.json")
     try:
         from transformers import AutoTokenizer
