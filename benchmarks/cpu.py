@@ -79,12 +79,12 @@ class Passes:
         config = self.model.config
         segment = tree_segment(self.table, context, self.tokens[:1], TokenTree(self.tokens[0]))
         attention = BlockAttention([segment], config.heads, config.kv_heads, config.head_dim, "cpu")
-        q = torch.randn(1, config.heads, config.head_dim)
+        q = torch.randn(1, config.heads * config.head_dim)
         layers = self.cache.layers(TARGET)
 
         def run() -> None:
-            for _, keys, values in layers:
-                attention(q, keys, values, None)
+            for layer in layers:
+                attention(q, layer, None)
 
         return run
 

@@ -49,6 +49,37 @@ class SavedPages:
     count: int
 
 
+class LayerStore:
+    """K and V of one layer, and the views of it that every step needs again.
+
+    A view costs as much time as a small computation, and a step of a lone answer would make five of them per layer.
+    """
+
+    _MOST_VIEWS = 4096
+
+    def __init__(self, both: torch.Tensor) -> None:
+        self.both = both  # [2, pages, kv heads, PAGE_SIZE, size]
+        self.keys, self.values = both[0], both[1]
+        self._pages: dict[int, torch.Tensor] = {}
+        self._heads: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def page(self, number: int) -> torch.Tensor:
+        """K and V of one page, [2, kv heads, PAGE_SIZE, size]."""
+        if number not in self._pages:
+            self._pages[number] = self.both.select(1, number)
+        return self._pages[number]
+
+    def head(self, page: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first `columns` rows of a page: K transposed [kv heads, size, columns], V [kv heads, columns, size]."""
+        views = self._heads.get((page, columns))
+        if views is None:
+            if len(self._heads) >= self._MOST_VIEWS:
+                self._heads.clear()
+            keys, values = self.page(page).narrow(2, 0, columns).unbind()
+            views = self._heads[page, columns] = keys.transpose(1, 2), values
+        return views
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
     """Zeros, because unused rows must be finite: they are multiplied by a probability of exactly 0.
 
@@ -68,7 +99,7 @@ class PagedCache:
         self.capacity = pages
         self.device = device
         self.stores: dict[str, torch.Tensor] = {}
-        self._layers: dict[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {}
+        self._layers: dict[str, list[LayerStore]] = {}
         self._free = list(range(pages))  # a heap: low pages first, so that a lone sequence gets contiguous pages
         self._users = [0] * pages
         self._index: dict[PrefixKey, int] = {}  # full committed pages by what they hold
@@ -84,10 +115,10 @@ class PagedCache:
         self.stores[name] = _zeros(shape, dtype, self.device)
         return self.stores[name]
 
-    def layers(self, name: str) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """A K/V store layer by layer: (both, keys, values). Made once, because views cost time in every layer."""
+    def layers(self, name: str) -> list[LayerStore]:
+        """A K/V store layer by layer."""
         if name not in self._layers:
-            self._layers[name] = [(both, both[0], both[1]) for both in self.stores[name].unbind()]
+            self._layers[name] = [LayerStore(both) for both in self.stores[name].unbind()]
         return self._layers[name]
 
     def remove_store(self, name: str) -> None:

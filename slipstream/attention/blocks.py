@@ -28,7 +28,7 @@ import torch
 from torch.nn import functional
 
 from slipstream.attention.segment import Segment
-from slipstream.cache import PAGE_SIZE
+from slipstream.cache import PAGE_SIZE, LayerStore
 
 _LANES = 32  # elements that one unrolled vector iteration of an elementwise kernel takes
 _GRAIN = 32_768  # elements above which an elementwise kernel is split among threads
@@ -129,15 +129,20 @@ class _SegmentPlan:
         mask[:, 0, : self.rows, 0] = by_page.transpose(1, 0, 2)
         return torch.from_numpy(mask).to(self.device)
 
-    def tail(self, rows: torch.Tensor) -> torch.Tensor:
-        """Keys or values of the tail, [kv heads, columns, head size]; `rows` is [pages, kv heads, PAGE, head size]."""
+    def tail(self, layer: LayerStore) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tail's keys, transposed [kv heads, size, columns], and values [kv heads, columns, size]."""
         if self.in_place:
-            return _float32(rows.select(0, self.pages[0]).narrow(1, 0, self.columns))
+            keys, values = layer.head(self.pages[0], self.columns)
+        else:
+            keys, values = self._gather(layer.keys).transpose(1, 2), self._gather(layer.values)
+        return _float32(keys), _float32(values)
+
+    def _gather(self, rows: torch.Tensor) -> torch.Tensor:
         missing = self.columns - len(self.pages) * PAGE_SIZE
         parts = [rows[page] for page in self.pages]
         if missing > 0:
             parts.append(rows.new_zeros(rows.shape[1], missing, rows.shape[3]))
-        return _float32(torch.cat(parts, dim=1)[:, : self.columns])
+        return torch.cat(parts, dim=1)[:, : self.columns]
 
 
 class BlockAttention:
@@ -149,33 +154,31 @@ class BlockAttention:
         self._size = size
         self._plans = [_SegmentPlan(s, self._group, kv_heads, size, device) for s in segments]
 
-    def __call__(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:
-        """q [rows, heads, size], already scaled, over one layer's pages [pages, kv heads, PAGE, size].
-
-        Returns [rows, heads * size] in float32.
-        """
+    def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
+        """q [rows, heads * size], already scaled, over one layer's pages. Returns the same shape in float32."""
         q = _float32(q)
         if len(self._plans) == 1:
-            return self._one(self._plans[0], q, keys, values, window)
+            return self._one(self._plans[0], q, layer, window)
         results, start = [], 0
         for plan in self._plans:
-            results.append(self._one(plan, q[start : start + plan.rows], keys, values, window))
+            results.append(self._one(plan, q[start : start + plan.rows], layer, window))
             start += plan.rows
         return torch.cat(results)
 
-    def _one(
-        self, plan: _SegmentPlan, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
-    ) -> torch.Tensor:
+    def _one(self, plan: _SegmentPlan, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         kv_heads, group, size = self._kv_heads, self._group, self._size
         if plan.padded_rows != plan.rows:
-            q = functional.pad(q, (0, 0, 0, 0, 0, plan.padded_rows - plan.rows))
+            q = functional.pad(q, (0, 0, 0, plan.padded_rows - plan.rows))
         # All query heads of a KV head are rows of one product: [kv heads, rows * group, size]
         lone = plan.padded_rows == 1
-        q = q.view(-1, kv_heads, group, size)
-        q = q[0] if lone else q.transpose(0, 1).reshape(kv_heads, -1, size)
+        if lone:
+            q = q.view(kv_heads, group, size)
+        else:
+            q = q.view(-1, kv_heads, group, size).transpose(0, 1).reshape(kv_heads, -1, size)
         view = plan.view(window)
 
-        tail = torch.bmm(q, plan.tail(keys).transpose(1, 2))
+        tail_keys, tail_values = plan.tail(layer)
+        tail = torch.bmm(q, tail_keys)
         if lone:
             tail.add_(view.mask)
         else:
@@ -184,7 +187,7 @@ class BlockAttention:
         runs = []
         for first, count, mask in view.runs:
             queries = q.expand(count, *q.shape).flatten(0, 1)
-            scores = torch.bmm(queries, _blocks(keys, first, count).transpose(1, 2))
+            scores = torch.bmm(queries, _blocks(layer.keys, first, count).transpose(1, 2))
             if mask is not None:
                 scores.view(count, kv_heads, plan.padded_rows, group, PAGE_SIZE).add_(mask)
             scores = scores.view(count, kv_heads, -1, PAGE_SIZE)
@@ -194,11 +197,10 @@ class BlockAttention:
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weighted values, weights) of each block, in order
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
             weights = scores.sub_(peak).exp_().view(count * kv_heads, -1, PAGE_SIZE)
-            sums = torch.bmm(weights, _blocks(values, first, count)).view(count, kv_heads, -1, size)
+            sums = torch.bmm(weights, _blocks(layer.values, first, count)).view(count, kv_heads, -1, size)
             totals = _row_sums(weights).view(count, kv_heads, -1, _ONES)
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
         weights = tail.sub_(peak).exp_()
-        tail_values = plan.tail(values)
         if len(plan.blocks) == 1:
             parts.append((torch.bmm(weights, tail_values), _row_sums(weights)))
         else:

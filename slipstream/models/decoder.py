@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from slipstream.attention import BlockAttention, Segment
-from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.errors import NotEnoughMemory
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.linear import Linear, make_linear
@@ -119,16 +119,15 @@ class Decoder:
         config = self.config
         rows = Rows(segments, self.device)
         attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, self.device)
-        turns = self._rope.at(rows.positions, rows.highest)
+        turns = self._rope.at(rows.positions, rows.highest).repeat(1, config.heads + config.kv_heads)
         data = cache.layers(store)
         tapped: dict[int, torch.Tensor] = {}
         x = self._embed[rows.tokens]
         for index in range(config.layers) if layers is None else layers:
             layer = self.layers[index]
             q, kv = self._qkv(layer, x, turns)
-            both, keys, values = data[index]
-            rows.write(both, kv)
-            mixed = attention(q, keys, values, layer.window)
+            rows.write(data[index], kv)
+            mixed = attention(q, data[index], layer.window)
             x = x + layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
             x = x + layer.mlp(self._scaled(x))
             if index in taps:
@@ -137,15 +136,18 @@ class Decoder:
         return PassOutput(self.head(wanted), x, tapped)
 
     def _qkv(self, layer: Layer, x: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [rows, heads, size], and k and v as [rows, 2, kv heads, size]."""
+        """q [rows, heads * size], and k and v as [2, kv heads, rows, size]."""
         config = self.config
-        heads, kv_heads = config.heads, config.kv_heads
-        qkv = layer.qkv(self._scaled(x)).view(-1, heads + 2 * kv_heads, config.head_dim)
+        size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
+        qkv = layer.qkv(self._scaled(x))
+        rows, width = qkv.shape
         if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :heads] = self._normed(qkv[:, :heads], layer.q_norm)
-            qkv[:, heads : heads + kv_heads] = self._normed(qkv[:, heads : heads + kv_heads], layer.k_norm)
-        rotate_(qkv, heads + kv_heads, turns)
-        return qkv[:, :heads], qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
+            by_head = qkv.view(rows, -1, size)
+            by_head[:, :heads] = self._normed(by_head[:, :heads], layer.q_norm)
+            by_head[:, heads : heads + kv_heads] = self._normed(by_head[:, heads : heads + kv_heads], layer.k_norm)
+        rotate_(qkv, turns)
+        kv = qkv.as_strided((2, kv_heads, rows, size), (kv_heads * size, size, width, 1), heads * size)
+        return qkv.narrow(1, 0, heads * size), kv
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         """A norm whose weight, and the square root of the width, are folded into what follows.
@@ -197,13 +199,12 @@ class Rows:
         wanted = np.concatenate([np.arange(s.rows) >= s.logits_from for s in segments])
         self.wanted = None if wanted.all() else _tensor(np.flatnonzero(wanted), device)
 
-    def write(self, layer: torch.Tensor, kv: torch.Tensor) -> None:
-        """Put k and v [rows, 2, kv heads, size] into one layer's store [2, pages, kv heads, PAGE, size]."""
+    def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
+        """Put k and v [2, kv heads, rows, size] into one layer."""
         if self._one_page is not None:
-            page = layer.select(1, self._one_page)
-            page.narrow(2, self._first, kv.shape[0]).copy_(kv.permute(1, 2, 0, 3))
+            layer.page(self._one_page).narrow(2, self._first, kv.shape[2]).copy_(kv)
         else:
-            layer[:, self._pages, :, self._slots] = kv
+            layer.both[:, self._pages, :, self._slots] = kv.permute(2, 0, 1, 3)
 
 
 def _page_numbers(segment: Segment) -> npt.NDArray[np.int64]:

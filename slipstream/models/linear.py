@@ -77,12 +77,10 @@ class PackedLinear:
         self._narrow = weight.shape[0] <= _NARROW
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._narrow and x.shape[0] == 1:
-            return self._product(x.expand(2, -1).contiguous())[:1]
-        return self._product(x)
-
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._run(x, self._packed, self._shape, self._bias, x.shape[0])
+        rows = x.shape[0]
+        if rows == 1 and self._narrow:
+            return self(x.expand(2, -1).contiguous())[:1]
+        result: torch.Tensor = self._run(x, self._packed, self._shape, self._bias, rows)
         return result
 
 

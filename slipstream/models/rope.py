@@ -47,26 +47,24 @@ class RopeTable:
         self._turns = torch.empty(0, config.head_dim // 2, dtype=torch.complex64)
 
     def at(self, positions: torch.Tensor, highest: int) -> torch.Tensor:
-        """The rotations of `positions`, [rows, 1, head_dim / 2]; `highest` is the largest position."""
+        """The rotations of `positions`, [rows, head_dim / 2]; `highest` is the largest position."""
         if highest >= len(self._turns):
             size = -(-(highest + 1) // self._PIECE) * self._PIECE
             angles = torch.outer(torch.arange(size, dtype=torch.float32), self._frequencies)
             self._turns = torch.complex(angles.cos(), angles.sin()).to(self._device)
-        return self._turns[positions][:, None]
+        return self._turns[positions]
 
 
-def rotate_(x: torch.Tensor, heads: int, turns: torch.Tensor) -> None:
-    """Rotate the first `heads` heads of x [rows, all heads, head_dim] in place.
+def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
+    """Rotate the first 2n columns of x [rows, width] in place by turns [rows, n].
 
     The pairs of dimensions that turn together must be adjacent: see `pairs_adjacent`.
     """
-    rows, every, size = x.shape
     if x.dtype == torch.float32:
-        torch.view_as_complex(x.view(rows, every, size // 2, 2)).narrow(1, 0, heads).mul_(turns)
+        x.view(torch.complex64).narrow(1, 0, turns.shape[1]).mul_(turns)
     else:
-        turning = x[:, :heads]
-        rotated = torch.view_as_complex(turning.float().view(rows, heads, size // 2, 2)) * turns
-        turning.copy_(torch.view_as_real(rotated).flatten(-2))
+        turning = x.narrow(1, 0, 2 * turns.shape[1])
+        turning.copy_((turning.float().view(torch.complex64) * turns).view(torch.float32))
 
 
 def pairs_adjacent(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
