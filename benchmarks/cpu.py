@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.attention import BlockAttention, tree_segment
 from slipstream.cache import PagedCache
 from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.linear import PackedLinear
 from slipstream.models.loader import open_checkpoint
 from slipstream.sequence import TARGET
 from slipstream.tree import TokenTree
@@ -58,22 +60,6 @@ class Passes:
         segment = tree_segment(self.table, context, self.tokens[:1], TokenTree.chain(self.tokens[0], range(1, rows)))
         return lambda: self.model.forward(self.cache, TARGET, [segment])
 
-    def products(self, rows: int) -> Callable[[], object]:
-        """The matrix products of such a pass alone."""
-        config = self.model.config
-        x, wide = torch.randn(rows, config.hidden_size), torch.randn(rows, config.intermediate_size)
-        mixed = torch.randn(rows, config.heads * config.head_dim)
-
-        def run() -> None:
-            for layer in self.model.layers:
-                layer.qkv(x)
-                layer.out(mixed)
-                layer.mlp.gate_up(x)  # type: ignore[attr-defined]
-                layer.mlp.down(wide)  # type: ignore[attr-defined]
-            self.model.head(x)
-
-        return run
-
     def attention(self, context: int) -> Callable[[], object]:
         """The attention of a pass over one token alone."""
         config = self.model.config
@@ -94,19 +80,51 @@ def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
     passes = Passes(llm, 4096)
     with torch.inference_mode():
         actions = {f"rows {rows}": passes.over(rows, 200) for rows in (1, 8, 16, 64)}
-        actions |= {"products": passes.products(1), "attention": passes.attention(200)}
+        actions |= {"attention": passes.attention(200)}
         actions |= {f"context {c}": passes.over(1, c) for c in (1024, 2048, 4096)}
         actions |= {f"attention {c}": passes.attention(c) for c in (1024, 2048, 4096)}
         times = alternate(actions, rounds)
     plain = times["rows 1"]
     result = {f"pass over {rows} rows / 1 row": times[f"rows {rows}"] / plain for rows in (8, 16, 64)}
-    arithmetic = times["products"] + times["attention"]
-    result["neither products nor attention, share of a plain pass"] = 1 - arithmetic / plain
     for context in (1024, 2048, 4096):
         growth = times[f"context {context}"] - plain
         alone = times[f"attention {context}"] - times["attention"]
         result[f"growth of a pass to context {context} / growth of attention alone"] = growth / alone
     return result
+
+
+def share_of_the_rest(llm: LLM, rounds: int) -> float:
+    """What of a plain step is neither a matrix product nor attention, timed inside real steps: median over answers."""
+    llm.use(None)
+    inside = 0.0
+
+    def timed(call: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*arguments: Any) -> torch.Tensor:
+            nonlocal inside
+            began = time.perf_counter()
+            result = call(*arguments)
+            inside += time.perf_counter() - began
+            return result
+
+        return run
+
+    kinds = [PackedLinear, BlockAttention]
+    originals = [kind.__call__ for kind in kinds]
+    how, shares = SamplingParams(temperature=0, max_tokens=33, ignore_eos=True), []
+    try:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.__call__ = timed(original)  # type: ignore[method-assign]
+        for _ in range(rounds):
+            stream = llm.stream([{"role": "user", "content": STORY[1]}], how)
+            next(stream)  # the prompt
+            inside, began = 0.0, time.perf_counter()
+            for _ in stream:
+                pass
+            shares.append(1 - inside / (time.perf_counter() - began))
+    finally:
+        for kind, original in zip(kinds, originals, strict=True):
+            kind.__call__ = original  # type: ignore[method-assign]
+    return statistics.median(shares)
 
 
 def decode_speed(llm: LLM, prompt: str, tokens: int) -> tuple[float, list[int], float]:
@@ -197,6 +215,7 @@ def main() -> None:
     llm = LLM(speculate=None)
     rounds = 3 if arguments.quick else 9
     figures: dict[str, float] = measure_passes(llm, 3 * rounds)
+    figures["neither products nor attention, share of a plain step"] = share_of_the_rest(llm, rounds)
     figures["plain decoding / transformers, tokens a second"] = measure_transformers(llm, rounds)
     for kind, values in measure_suffix(llm, 2 if arguments.quick else 3, 96 if arguments.quick else 160).items():
         figures |= {f"suffix on {kind}: {name}": value for name, value in values.items()}

@@ -43,6 +43,11 @@ class Segment:
         return self.open_positions[self.earlier :]
 
     @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """Slots of the new rows."""
+        return np.arange(self.first_slot, self.first_slot + self.rows, dtype=np.int64)
+
+    @property
     def first_slot(self) -> int:
         """Slot of the first new row."""
         return self.committed + self.earlier

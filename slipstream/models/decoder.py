@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -185,19 +186,22 @@ class Rows:
     """The rows of a pass, flattened: tokens, positions, where K/V go, which logits are wanted."""
 
     def __init__(self, segments: Sequence[Segment], device: str) -> None:
-        positions = np.concatenate([s.positions for s in segments])
-        slots = np.concatenate([np.arange(s.first_slot, s.first_slot + s.rows) for s in segments])
-        pages = np.concatenate([np.asarray(s.table.pages)[_page_numbers(s)] for s in segments])
+        positions = _joined([s.positions for s in segments])
+        slots = _joined([s.slots for s in segments])
+        pages = _joined([np.asarray(s.table.pages)[s.slots // PAGE_SIZE] for s in segments])
         self.highest = int(positions.max())
-        self.tokens = _tensor(np.concatenate([np.asarray(s.tokens) for s in segments]), device)
-        self.positions = _tensor(positions, device)
-        self._pages = _tensor(pages, device)
-        self._slots = _tensor(slots % PAGE_SIZE, device)
+        self.tokens = torch.tensor([token for s in segments for token in s.tokens], device=device)
+        self.positions = torch.from_numpy(positions).to(device)
         # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
-        self._one_page = int(pages[0]) if len(segments) == 1 and (pages == pages[0]).all() else None
+        self._one_page = int(pages[0]) if len(segments) == 1 and pages[0] == pages[-1] else None
         self._first = int(slots[0]) % PAGE_SIZE
-        wanted = np.concatenate([np.arange(s.rows) >= s.logits_from for s in segments])
-        self.wanted = None if wanted.all() else _tensor(np.flatnonzero(wanted), device)
+        if self._one_page is None:
+            self._pages = torch.from_numpy(pages).to(device)
+            self._slots = torch.from_numpy(slots % PAGE_SIZE).to(device)
+        self.wanted: torch.Tensor | None = None
+        if any(s.logits_from for s in segments):
+            wanted = _joined([np.arange(s.rows) >= s.logits_from for s in segments])
+            self.wanted = torch.from_numpy(np.flatnonzero(wanted)).to(device)
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
         """Put k and v [2, kv heads, rows, size] into one layer."""
@@ -207,9 +211,5 @@ class Rows:
             layer.both[:, self._pages, :, self._slots] = kv.permute(2, 0, 1, 3)
 
 
-def _page_numbers(segment: Segment) -> npt.NDArray[np.int64]:
-    return np.arange(segment.first_slot, segment.first_slot + segment.rows) // PAGE_SIZE
-
-
-def _tensor(values: npt.NDArray[np.int64], device: str) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64)).to(device)
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

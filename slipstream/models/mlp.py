@@ -33,7 +33,7 @@ class DenseMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_up(x)
         half = both.shape[1] // 2
-        return self.down(even_silu(both[:, :half]).mul_(both[:, half:]))
+        return self.down(even_silu(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half)))
 
 
 class MixtureMLP:
