@@ -178,10 +178,10 @@ class BlockAttention:
         view = plan.view(window)
 
         tail_keys, tail_values = plan.tail(layer)
-        tail = torch.bmm(q, tail_keys)
         if lone:
-            tail.add_(view.mask)
+            tail = torch.baddbmm(view.mask, q, tail_keys)
         else:
+            tail = torch.bmm(q, tail_keys)
             tail.view(kv_heads, plan.padded_rows, group, plan.columns).add_(view.mask)
         peak = tail.amax(dim=-1, keepdim=True)
         runs = []

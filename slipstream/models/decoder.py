@@ -121,6 +121,7 @@ class Decoder:
         rows = Rows(segments, self.device)
         attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, self.device)
         turns = self._rope.at(rows.positions, rows.highest).repeat(1, config.heads + config.kv_heads)
+        turns = functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)  # v does not turn
         data = cache.layers(store)
         tapped: dict[int, torch.Tensor] = {}
         x = self._embed[rows.tokens]
@@ -129,10 +130,10 @@ class Decoder:
             q, kv = self._qkv(layer, x, turns)
             rows.write(data[index], kv)
             mixed = attention(q, data[index], layer.window)
-            x = x + layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
-            x = x + layer.mlp(self._scaled(x))
+            x.add_(layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype)))
+            x.add_(layer.mlp(self._scaled(x)))
             if index in taps:
-                tapped[index] = x
+                tapped[index] = x.clone()
         wanted = x if rows.wanted is None else x[rows.wanted]
         return PassOutput(self.head(wanted), x, tapped)
 

@@ -56,15 +56,14 @@ class RopeTable:
 
 
 def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
-    """Rotate the first 2n columns of x [rows, width] in place by turns [rows, n].
+    """Rotate x [rows, 2n] in place by turns [rows, n], in which 1 leaves a pair as it is.
 
     The pairs of dimensions that turn together must be adjacent: see `pairs_adjacent`.
     """
     if x.dtype == torch.float32:
-        x.view(torch.complex64).narrow(1, 0, turns.shape[1]).mul_(turns)
+        x.view(torch.complex64).mul_(turns)
     else:
-        turning = x.narrow(1, 0, 2 * turns.shape[1])
-        turning.copy_((turning.float().view(torch.complex64) * turns).view(torch.float32))
+        x.copy_((x.float().view(torch.complex64) * turns).view(torch.float32))
 
 
 def pairs_adjacent(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
