@@ -6,21 +6,23 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Many small matrix products: waiting threads that sleep instead of spinning make the tests faster on busy machines.
 TEST_ENV := OMP_WAIT_POLICY=passive
 
-.PHONY: demo test check unit real clean
+.PHONY: demo test check style unit real clean
 
 demo: $(VENV)/.installed
 	$(BIN)/slipstream demo
 
-test: check unit real
+test: style unit real
 
 # Under a minute: style, types, and the tests that need neither a model nor statistics.
-check: $(VENV)/.dev
-	$(BIN)/ruff check
-	$(BIN)/mypy
+check: style
 	$(TEST_ENV) $(BIN)/python -m pytest tests/test_layout.py tests/test_options.py tests/test_tree.py tests/test_endings.py
 
+style: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
 unit: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not real_model"
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not real_model" --durations=8
 
 real: $(VENV)/.dev
 	$(BIN)/python -m pytest -m real_model

@@ -40,7 +40,6 @@ class _Launched:
     """A step whose pass is under way: what `collect` needs to finish it."""
 
     work: list[Work]
-    plans: dict[Sequence, Plan]
     trees: dict[Sequence, TokenTree]
     output: PassOutput
     draft_ms: float
@@ -89,7 +88,7 @@ class Engine:
             tree_segment(w.sequence.table, w.sequence.cached, w.pending, trees.get(w.sequence)) for w in work
         ]
         output = self.model.forward(self.cache, TARGET, segments, taps=self.drafter.taps)
-        return _Launched(work, plans, trees, output, 1000 * (drafted - drafting), 1000 * (drafting - began), drafted)
+        return _Launched(work, trees, output, 1000 * (drafted - drafting), 1000 * (drafting - began), drafted)
 
     def _plan(self, work: Work) -> Plan:
         """The policy's plan, or none where the whole cache could not hold the rows of such a draft."""
