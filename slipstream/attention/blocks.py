@@ -49,7 +49,7 @@ class _View:
     """What one segment reads in layers of one window size."""
 
     runs: list[tuple[int, int, torch.Tensor | None]]  # (first page, pages, additive mask [pages, 1, rows, 1, PAGE])
-    mask: torch.Tensor  # additive, [rows, 1, tail columns]
+    mask: torch.Tensor  # additive, [1, rows * group, tail columns]
 
 
 class _SegmentPlan:
@@ -58,6 +58,7 @@ class _SegmentPlan:
     def __init__(self, segment: Segment, group: int, kv_heads: int, size: int, device: str) -> None:
         self.segment = segment
         self.device = device
+        self.group = group
         self.rows = segment.rows
         self.padded_rows = max(segment.rows, -(-_least_rows(size) // group))
         self.full = segment.committed // PAGE_SIZE
@@ -107,9 +108,10 @@ class _SegmentPlan:
         if window is not None:
             seen = seen & (self._column_positions[None, :] > positions[:, None] - window)
             first_page = min(self.full, max(0, int(positions.min()) - window + 1) // PAGE_SIZE)
-        mask = np.full((self.padded_rows, 1, self.columns), -np.inf, dtype=np.float32)
-        mask[: self.rows, 0, : self.width] = np.where(seen, 0.0, -np.inf)
+        mask = np.full((self.padded_rows, self.columns), -np.inf, dtype=np.float32)
+        mask[: self.rows, : self.width][seen] = 0.0
         mask[self.rows :] = 0.0  # rows that only fill up the product; whatever they see must be finite
+        mask = mask.repeat(self.group, axis=0)[None]
         runs = []
         pages = self.segment.table.pages
         for start, count in _runs(pages[first_page : self.full]):
@@ -178,11 +180,7 @@ class BlockAttention:
         view = plan.view(window)
 
         tail_keys, tail_values = plan.tail(layer)
-        if lone:
-            tail = torch.baddbmm(view.mask, q, tail_keys)
-        else:
-            tail = torch.bmm(q, tail_keys)
-            tail.view(kv_heads, plan.padded_rows, group, plan.columns).add_(view.mask)
+        tail = torch.baddbmm(view.mask, q, tail_keys)
         peak = tail.amax(dim=-1, keepdim=True)
         runs = []
         for first, count, mask in view.runs:
