@@ -75,6 +75,19 @@ def test_tree_nodes_have_the_bits_of_plain_decoding(shape: str) -> None:
         assert sum(differing_nodes(model, chooser, 700) for _ in range(25)) == 0
 
 
+@pytest.mark.parametrize("threads", [1, 3, 5])
+def test_the_number_of_threads_does_not_matter(threads: int) -> None:
+    model, _ = load_model(tiny_directory(context=2048, heads=6, kv_heads=3), dtype="float32", device="cpu")
+    chooser = random.Random(threads)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            assert sum(differing_nodes(model, chooser, 700) for _ in range(8)) == 0
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_several_sequences_in_one_pass_have_the_bits_that_each_has_alone() -> None:
     model, _ = load_model(tiny_directory(), dtype="float32", device="cpu")
     chooser = random.Random(3)

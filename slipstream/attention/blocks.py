@@ -19,7 +19,6 @@ context.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +54,7 @@ class _View:
 class _SegmentPlan:
     """Everything about a segment that does not depend on the layer."""
 
-    def __init__(self, segment: Segment, group: int, kv_heads: int, size: int, device: str) -> None:
+    def __init__(self, segment: Segment, group: int, size: int, device: str) -> None:
         self.segment = segment
         self.device = device
         self.group = group
@@ -65,7 +64,7 @@ class _SegmentPlan:
         stop = segment.first_slot + segment.rows
         width = stop - self.full * PAGE_SIZE
         self.width = width
-        self.columns = _even_columns(width, kv_heads * self.padded_rows * group)
+        self.columns = -(-width // _LANES) * _LANES
         self.pages = segment.table.pages[self.full : -(-stop // PAGE_SIZE)]
         self.in_place = len(self.pages) == 1 and self.columns <= PAGE_SIZE
         inner = segment.committed - self.full * PAGE_SIZE
@@ -154,7 +153,7 @@ class BlockAttention:
         self._kv_heads = kv_heads
         self._group = heads // kv_heads
         self._size = size
-        self._plans = [_SegmentPlan(s, self._group, kv_heads, size, device) for s in segments]
+        self._plans = [_SegmentPlan(s, self._group, size, device) for s in segments]
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """q [rows, heads * size], already scaled, over one layer's pages. Returns the same shape in float32."""
@@ -194,11 +193,11 @@ class BlockAttention:
 
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weighted values, weights) of each block, in order
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
-            weights = scores.sub_(peak).exp_().view(count * kv_heads, -1, PAGE_SIZE)
+            weights = _even_exp_(scores.sub_(peak)).view(count * kv_heads, -1, PAGE_SIZE)
             sums = torch.bmm(weights, _blocks(layer.values, first, count)).view(count, kv_heads, -1, size)
             totals = _row_sums(weights).view(count, kv_heads, -1, _ONES)
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
-        weights = tail.sub_(peak).exp_()
+        weights = _even_exp_(tail.sub_(peak))
         if len(plan.blocks) == 1:
             parts.append((torch.bmm(weights, tail_values), _row_sums(weights)))
         else:
@@ -241,14 +240,14 @@ def _least_rows(size: int) -> int:
     return max(3, -(-3 * size // 64))
 
 
-def _even_columns(width: int, per_column: int) -> int:
-    """The least number of columns >= width whose elements fill whole vectors, on every thread."""
-    columns = -(-width // _LANES) * _LANES
-    if columns * per_column <= _GRAIN:
-        return columns
-    share = _LANES * torch.get_num_threads()
-    step = math.lcm(_LANES, share // math.gcd(share, per_column))
-    return -(-width // step) * step
+def _even_exp_(scores: torch.Tensor) -> torch.Tensor:
+    """exp in place over whole vectors: where a split among threads would cut one, in pieces that one thread handles."""
+    count = scores.numel()
+    if count <= _GRAIN or count % (_LANES * torch.get_num_threads()) == 0:
+        return scores.exp_()
+    for piece in scores.view(-1).split(_GRAIN):
+        piece.exp_()
+    return scores
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
