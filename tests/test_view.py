@@ -1,0 +1,34 @@
+"""TargetView: what a drafter sees of the target."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream import LLM
+from slipstream.attention import tree_segment
+from slipstream.sequence import TARGET
+from slipstream.tree import TokenTree
+from tests.tiny import tiny_llm
+
+
+def test_a_draft_pass_over_some_layers_leaves_committed_rows_alone() -> None:
+    llm = tiny_llm()
+    view, tokens = llm.engine.drafter.target, [5, 9, 17, 3]
+    table = llm.cache.open([])
+    llm.cache.reserve(table, 10)
+    with torch.inference_mode():
+        llm.model.forward(llm.cache, TARGET, [tree_segment(table, 0, tokens, None)])
+        before = llm.cache.stores[TARGET][:, :, table.pages[0], :, :4].clone()
+        segment = tree_segment(table, 4, [8], TokenTree.chain(8, [1, 2]))
+        output = view.run([segment], [0])
+        assert torch.equal(output.logits, view.head(output.hidden))
+        assert torch.equal(output.hidden, llm.model.forward(llm.cache, TARGET, [segment], taps=[0]).taps[0])
+    assert torch.equal(before, llm.cache.stores[TARGET][:, :, table.pages[0], :, :4])
+
+
+def test_the_fingerprint_tells_shapes_apart_and_is_stable() -> None:
+    def fingerprint(llm: LLM) -> str:
+        return llm.engine.drafter.target.fingerprint()
+
+    assert fingerprint(tiny_llm()) == fingerprint(tiny_llm(speculate="ngram"))
+    assert fingerprint(tiny_llm()) != fingerprint(tiny_llm(vocab_size=50))
