@@ -90,7 +90,8 @@ class LLM:
         self._install(spec)
 
     def _install(self, spec: DrafterSpec) -> None:
-        view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, self._verifier.uses_draws)
+        reads_draws = self._verifier.uses_draws
+        view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, reads_draws, self.exact)
         drafter = spec.build(view)
         drafter.attach(self.cache)
         self._engine = Engine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cache import PageTable, SavedPages
@@ -43,6 +43,7 @@ class Sequence:
     saved: SavedPages | None = None
     drafting: dict[str, Any] = field(default_factory=dict)  # a drafter's state for this sequence
     drafter_dropped: bool = False
+    base: int | None = None  # of a shadow: how many tokens the sequence had that it was made from
     stats: Stats = field(default_factory=Stats)
     text: str = ""
     text_shown: int = 0  # characters that a stream has been given
@@ -62,6 +63,24 @@ class Sequence:
     def params(self) -> SamplingParams:
         """The request's sampling parameters."""
         return self.request.params
+
+    @property
+    def settled(self) -> int:
+        """How many of the tokens are final. Behind them stand guesses that a drafter follows up and may take back."""
+        return len(self.tokens) if self.base is None else self.base
+
+    def shadow(self, key: int | None) -> Sequence:
+        """The same text for a drafter to write on in guesses of its own, over the same pages.
+
+        `key`: a seed of its own, where the guesses must be independent of the choices that judge them; None where they
+        are to read the same noise.
+        """
+        request = self.request if key is None else replace(self.request, seed=key)
+        twin = Sequence(request, self.choice, self.end_ids, self.longest)
+        twin.tokens[:] = self.tokens
+        twin.output_ids[:] = self.output_ids
+        twin.table, twin.drafting, twin.base = self.table, self.drafting, len(self.tokens)
+        return twin
 
     @property
     def cached(self) -> int:

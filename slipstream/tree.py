@@ -119,6 +119,13 @@ class TokenTree:
         """Children that may be accepted, in index order (for sampled nodes: the order they were drawn in)."""
         return [i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node and not self.scouts[i]]
 
+    def last_scouts(self) -> list[int]:
+        """Scouts without children: what the target says after them is what they were sent for."""
+        if not any(self.scouts):
+            return []
+        parents = set(self.parents)
+        return [i for i in range(1, len(self.tokens)) if self.scouts[i] and i not in parents]
+
     def path(self, node: int) -> list[int]:
         """Nodes from the root (excluded) down to `node` (included)."""
         nodes: list[int] = []

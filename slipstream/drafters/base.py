@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from slipstream.cache import PagedCache
@@ -66,6 +67,8 @@ class Outcome:
     sequence: Sequence
     tokens: list[int]
     taps: dict[int, torch.Tensor]  # layer -> hidden states of the rows that were committed in this step
+    tree: TokenTree | None = None  # as it was verified: the policy may have left nodes out
+    scouted: Mapping[int, int] = field(default_factory=dict)  # scout without children -> the target's choice after it
 
 
 class Drafter(ABC, Generic[Options]):
@@ -74,12 +77,26 @@ class Drafter(ABC, Generic[Options]):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for `slipstream drafters`
     helps: ClassVar[str]  # when it helps, and when it does not
+    cost: ClassVar[str]  # what a draft costs
+    needs: ClassVar[str] = "nothing"  # what it must be given
     options_type: type[Options]
     taps: tuple[int, ...] = ()  # layers whose hidden states `observe` wants
 
     def __init__(self, options: Options, target: TargetView) -> None:
         self.options = options
         self.target = target
+        # Where its state and its store are found. One of several drafters of a kind is given another key.
+        self.key: str = self.name
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The origins that its nodes may have."""
+        return frozenset({self.name})
+
+    @property
+    def samples(self) -> bool:
+        """Whether its nodes may be drawn from a q; such trees cannot be merged."""
+        return False
 
     def attach(self, cache: PagedCache) -> None:
         """Make the drafter's own stores."""
@@ -96,6 +113,12 @@ class Drafter(ABC, Generic[Options]):
         """Learn what was accepted. Called after every step for all that ran in it and goes on, drafting or not.
 
         May raise, and may then be called again for each sequence alone: whoever raises there is dropped.
+        """
+
+    def rollback(self, sequence: Sequence, length: int) -> None:
+        """Tokens of the sequence behind the first `length` were taken back: forget what was kept of them.
+
+        Happens only below another drafter, which asks for guesses behind guesses of its own.
         """
 
     def close(self, sequence: Sequence) -> None:

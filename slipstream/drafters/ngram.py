@@ -43,6 +43,7 @@ class NgramDrafter(Drafter[NgramOptions]):
     name = "ngram"
     summary = "prompt lookup: what followed the last n tokens the last time"
     helps = "copying, editing, summaries, code; on text that never repeats it drafts nothing"
+    cost = "a look-up in a dictionary"
     options_type = NgramOptions
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
@@ -50,20 +51,21 @@ class NgramDrafter(Drafter[NgramOptions]):
 
     def _one(self, sequence: Sequence, plan: Plan) -> TokenTree:
         tokens = sequence.tokens
-        index: _Index = sequence.drafting.setdefault(self.name, _Index())
-        found = self._match(tokens, index)
+        index: _Index = sequence.drafting.setdefault(self.key, _Index())
+        found = self._match(tokens, sequence.settled, index)
         draft = tokens[found : found + min(plan.depth, plan.nodes)] if found else []
         return TokenTree.chain(tokens[-1], draft, origin=self.name)
 
-    def _match(self, tokens: list[int], index: _Index) -> int | None:
+    def _match(self, tokens: list[int], settled: int, index: _Index) -> int | None:
         """Where the tokens that followed the longest earlier match begin."""
         sizes = range(self.options.min_n, self.options.max_n + 1)
         # N-grams that end before the last token enter the index now: the last ones must not find themselves.
-        for end in range(index.seen, len(tokens) - 1):
+        final = min(settled, len(tokens) - 1)
+        for end in range(index.seen, final):
             for size in sizes:
                 if end + 1 >= size:
                     index.ends[tuple(tokens[end + 1 - size : end + 1])] = end
-        index.seen = max(index.seen, len(tokens) - 1)
+        index.seen = max(index.seen, final)
         for size in reversed(sizes):
             found = index.ends.get(tuple(tokens[-size:])) if len(tokens) > size else None
             if found is not None:

@@ -29,6 +29,7 @@ class NoDrafter(Drafter[NoneOptions]):
     name = "none"
     summary = "plain decoding: no draft, one token a step"
     helps = "the baseline every speed-up is measured against"
+    cost = "nothing"
     options_type = NoneOptions
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:

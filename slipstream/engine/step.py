@@ -116,11 +116,12 @@ class Engine:
             logits_row += len(tree)
             target = TreeDistributions(sequence.sampler, tree, logits)
             verdict = self.verifier(tree, target)
+            scouted = {node: target.choose(node) for node in tree.last_scouts()}
             taps = self._commit(sequence, lead, verdict.nodes, launched, rows)
             count = emit(sequence, tree, verdict, target)
             sequence.stats.lossy = self.verifier.lossy
             progress.append(Progress(sequence, tree, count))
-            outcomes.append(Outcome(sequence, verdict.tokens, taps))
+            outcomes.append(Outcome(sequence, verdict.tokens, taps, tree, scouted))
         verified = time.perf_counter()
         self._observe([o for o in outcomes if not (o.sequence.finished or o.sequence.drafter_dropped)])
         for work in launched.work:

@@ -21,13 +21,14 @@ class TargetView:
     """Config, fingerprint, embedding, norm, head, and passes over any subset of layers."""
 
     def __init__(
-        self, model: Decoder, cache: PagedCache, tokenizer: Tokenizer | None, longest: int, reads_draws: bool
+        self, model: Decoder, cache: PagedCache, tokenizer: Tokenizer | None, longest: int, reads_draws: bool, exact: bool
     ) -> None:
         self._model = model
         self.cache = cache
         self.tokenizer = tokenizer
         self.longest = longest  # tokens that a sequence of this engine can have
         self.reads_draws = reads_draws  # the verifier compares p and q: sampled nodes accept more than chosen ones
+        self.exact = exact  # a row's result does not depend on the pass it rides in
         self.device = model.device
         self.dtype = model.dtype
 

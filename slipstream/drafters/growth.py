@@ -1,0 +1,192 @@
+"""Trees that grow level by level from the logits of a model, whichever model that is.
+
+A drafter of this kind says how the tokens before the tree reach its model (`_catch_up`) and how a pass is run
+(`_logits`). The rest is here: which nodes a level adds, which of them are fed for the next level, what is offered.
+
+Nodes are *chosen* by joint probability (when sampling: by log q plus the noise that the target will read, so that
+draft and target coincide as often as possible), or *sampled* from q without replacement for verifiers that read q.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+import torch
+
+from slipstream import noise
+from slipstream.attention import Segment, tree_segment
+from slipstream.drafters.base import Drafter, DraftOptions, Wish
+from slipstream.sequence import Sequence
+from slipstream.tree import Draw, TokenTree
+from slipstream.types import Plan
+
+
+@dataclass(frozen=True)
+class GrowthOptions(DraftOptions):
+    """`draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read q); `auto` samples where the
+    verifier reads q and the request samples.
+    """
+
+    depth: int = 4
+    nodes: int = 4
+    branch: int = 1
+    draw: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.draw in ("auto", "top", "sample"), "draw", "auto, top, sample")
+
+
+@dataclass
+class Growth:
+    """A tree while it grows. `tree` holds the nodes that were (or will be) fed to the model, in slot order."""
+
+    sequence: Sequence
+    plan: Plan
+    tree: TokenTree
+    root_slot: int
+    sampled: bool
+    fed: int = 0  # nodes whose K/V are in the store
+    leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
+
+    def segment(self) -> Segment:
+        """The nodes that have not been fed yet."""
+        return tree_segment(
+            self.sequence.table, self.root_slot, [self.tree.tokens[0]], self.tree, first_node=self.fed
+        )
+
+
+Options = TypeVar("Options", bound=GrowthOptions)
+
+
+class GrowingDrafter(Drafter[Options], Generic[Options]):
+    """Draft by passes of a model."""
+
+    # -- what a kind of model has to say ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
+        """Feed what the model has not seen, up to the roots; logits [1, vocab] after each root, None: draft nothing."""
+
+    @abstractmethod
+    def _logits(self, segments: list[Segment]) -> torch.Tensor:
+        """A draft pass; the logits of its rows."""
+
+    def _room(self, sequence: Sequence) -> int:
+        """Levels that the model's own context still has room for."""
+        return self.target.longest - len(sequence.tokens)
+
+    # -- growing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> bool:
+        return self.options.draw == "sample" or (self.options.draw == "auto" and self.target.reads_draws)
+
+    def scratch_rows(self, plan: Plan) -> int:
+        return 1 + self._width(plan) * plan.depth if plan.drafts else 0
+
+    @staticmethod
+    def _width(plan: Plan) -> int:
+        """Nodes fed per level: one for a chain, enough for the node budget to reach the last level in a tree."""
+        return 1 if plan.branch == 1 else max(plan.branch, plan.nodes // max(1, plan.depth))
+
+    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
+        return [self._offer(growth) for growth in self._grow(wishes)]
+
+    def _grow(self, wishes: Seq[Wish]) -> list[Growth]:
+        growths = [self._start(wish) for wish in wishes]
+        rows = self._catch_up(growths)
+        for level in range(1, max(growth.plan.depth for growth in growths) + 1):
+            growing = [(g, r) for g, r in zip(growths, rows, strict=True) if r is not None]
+            if not growing:
+                break
+            for growth, logits in growing:
+                self._add_level(growth, logits, level)
+            rows = self._feed(growths, level)
+        return growths
+
+    def _start(self, wish: Wish) -> Growth:
+        sequence = wish.sequence
+        plan = replace(wish.plan, depth=max(0, min(wish.plan.depth, self._room(sequence))))
+        sampled = self.samples and not (self.options.draw == "auto" and sequence.params.greedy)
+        growth = Growth(sequence, plan, TokenTree(sequence.tokens[-1]), len(sequence.tokens) - 1, sampled)
+        sequence.drafting[self.key] = growth
+        return growth
+
+    def _add_level(self, growth: Growth, logits: torch.Tensor, level: int) -> None:
+        """Children of the nodes that were fed last; `logits` are theirs, in order."""
+        first = growth.fed - len(logits)
+        parents = range(first, growth.fed)
+        if growth.sampled:
+            self._draw_level(growth, logits, parents)
+        else:
+            self._choose_level(growth, logits, parents, last=level == growth.plan.depth)
+
+    def _choose_level(self, growth: Growth, logits: torch.Tensor, parents: range, last: bool) -> None:
+        plan, tree = growth.plan, growth.tree
+        candidates: list[tuple[float, int, int]] = []
+        for parent, row in zip(parents, logits, strict=True):
+            for token, probability in self._best(growth, parent, row):
+                joint = tree.confidence[parent] * probability
+                if joint >= plan.min_confidence:
+                    candidates.append((joint, parent, token))
+        candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
+        width = 0 if last else self._width(plan)
+        for joint, parent, token in sorted(candidates[:width], key=lambda c: c[1]):
+            tree.add(parent, token, origin=self.name, confidence=joint)
+        growth.leaves.extend(candidates[width:])
+
+    @staticmethod
+    def _best(growth: Growth, parent: int, row: torch.Tensor) -> list[tuple[int, float]]:
+        """The likeliest tokens after `parent`, with the probability that the target takes them."""
+        sampler = growth.sequence.sampler
+        path = growth.tree.path_tokens(parent)
+        if sampler.params.greedy:
+            ids, scores = None, sampler.adjusted(row, path).float()
+        else:
+            support = sampler.support(row, path)
+            ids, scores = support.ids, sampler.perturbed(support, path)
+        probabilities = torch.softmax(scores, dim=0)
+        top = torch.topk(probabilities, min(growth.plan.branch, len(probabilities)))
+        chosen = top.indices if ids is None else ids[top.indices]
+        return [(int(t), float(p)) for t, p in zip(chosen.tolist(), top.values.tolist(), strict=True)]
+
+    def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
+        """Draw siblings without replacement. What is cut is cut by counts and by the parent, never by the token."""
+        plan, tree, sampler = growth.plan, growth.tree, growth.sequence.sampler
+        for parent, row in zip(parents, logits, strict=True):
+            room = plan.nodes - (len(tree) - 1)
+            if room <= 0 or tree.confidence[parent] < plan.min_confidence:
+                continue
+            q = sampler.probabilities(row, tree.path_tokens(parent))
+            draw = Draw(q)
+            ids = q.nonzero()[:, 0]
+            keys = q[ids].log() + noise.gumbel(sampler.step_key(parent, noise.DRAFT), ids)
+            order = torch.topk(keys, min(plan.branch, room, len(ids))).indices
+            for token in ids[order].tolist():
+                joint = tree.confidence[parent] * float(q[token])
+                tree.add(parent, token, origin=self.name, confidence=joint, draw=draw)
+
+    def _feed(self, growths: list[Growth], level: int) -> list[torch.Tensor | None]:
+        """Run the nodes that were added by this level and still have a level below them; their logits."""
+        feeding = [g for g in growths if g.fed and len(g.tree) > g.fed and level < g.plan.depth]
+        if not feeding:
+            return [None] * len(growths)
+        segments = [g.segment() for g in feeding]
+        logits = self._logits(segments)
+        parts = dict(zip(map(id, feeding), logits.split([s.rows for s in segments]), strict=True))
+        for growth in feeding:
+            growth.fed = len(growth.tree)
+        return [parts.get(id(g)) for g in growths]
+
+    def _offer(self, growth: Growth) -> TokenTree:
+        if growth.sampled:
+            return growth.tree
+        offer = TokenTree(growth.tree.tokens[0])
+        offer.merge(growth.tree)
+        for joint, parent, token in growth.leaves:
+            offer.add(parent, token, origin=self.name, confidence=joint)
+        return offer.pruned(growth.plan.nodes)
