@@ -22,11 +22,13 @@ import typer
 from slipstream import __version__
 from slipstream.commands.chat import chat
 from slipstream.commands.check import check
+from slipstream.commands.corpus import build
 from slipstream.commands.demo import demo
 from slipstream.commands.drafters import drafters
 from slipstream.commands.env import env
 from slipstream.commands.options import Described, EngineSetup, ModelSetup, Sampling
 from slipstream.commands.run import run
+from slipstream.commands.tune import tune
 from slipstream.errors import SlipstreamError
 
 Verb = Callable[..., int | None]
@@ -43,6 +45,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+corpora = typer.Typer(help="Texts on disk that drafts are retrieved from.", no_args_is_help=True)
+app.add_typer(corpora, name="corpus")
 
 
 def main() -> None:
@@ -105,7 +109,7 @@ def _before(
 # -- from a plain function to a command -------------------------------------------------------------------------------
 
 
-def _register(verb: Verb) -> None:
+def _register(verb: Verb, parent: typer.Typer = app) -> None:
     hints = typing.get_type_hints(verb, include_extras=True)
     groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
 
@@ -117,7 +121,7 @@ def _register(verb: Verb) -> None:
     parameters = [*_parameters(verb, hints), _parameter("debug", Annotated[bool, _DEBUG], False)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(verb.__name__, help=verb.__doc__)(command)
+    parent.command(verb.__name__, help=verb.__doc__)(command)
 
 
 def _group(hint: Any) -> type[Any] | None:
@@ -169,5 +173,6 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     ]
 
 
-for _verb in (demo, run, chat, check, drafters, env):
+for _verb in (demo, run, chat, check, drafters, tune, env):
     _register(_verb)
+_register(build, corpora)

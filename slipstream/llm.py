@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ from slipstream.text import IncrementalDecoder, StopStrings
 from slipstream.types import Delta, Output, SamplingParams
 from slipstream.verify import make_verifier
 
+log = logging.getLogger("slipstream")
+
 Prompt = str | Seq[int]
 Message = Mapping[str, object]
 
@@ -45,7 +48,7 @@ class LLM:
         self,
         model: str | Path = DEFAULT_MODEL,
         *,
-        speculate: str | Mapping[str, object] | None = DEFAULT,
+        speculate: str | Mapping[str, object] | DrafterSpec | None = DEFAULT,
         speculative_config: Mapping[str, object] | None = None,
         verifier: str = "match",
         dtype: str = "auto",
@@ -60,6 +63,8 @@ class LLM:
         self._verifier = make_verifier(verifier)
         if max_num_seqs < 1:
             raise OptionError(f"max_num_seqs={max_num_seqs} is out of range", hint="valid: 1 or more")
+        if self._verifier.lossy:
+            log.warning("verifier %r is lossy: answers may leave the model's own distribution", verifier)
         self.model, self.tokenizer = load_model(model, dtype=dtype, device=device)
         self.max_model_len = self._length(max_model_len)
         self.exact = is_exact(self.model)  # bitwise equality of speculative and plain text on this machine
@@ -80,7 +85,7 @@ class LLM:
 
     def use(self, speculate: str | Mapping[str, object] | DrafterSpec | None) -> None:
         """Change the drafter. Nothing may be running; the model stays loaded. If this fails, decoding is plain."""
-        spec = speculate if isinstance(speculate, DrafterSpec) else parse_speculate(speculate)
+        spec = parse_speculate(speculate)
         if self._engine is not None:
             if not self._engine.scheduler.idle:
                 raise OptionError("the drafter cannot be changed while requests are running")

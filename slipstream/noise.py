@@ -15,7 +15,7 @@ _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9
 
 # Purposes: streams with different names never share a number.
-MATCH, DRAFT, ACCEPT, RESIDUAL = 1, 2, 3, 4
+MATCH, DRAFT, ACCEPT, RESIDUAL, SHADOW = 1, 2, 3, 4, 5
 
 
 def _mix(x: int) -> int:

@@ -79,7 +79,7 @@ class Sequence:
         twin = Sequence(request, self.choice, self.end_ids, self.longest)
         twin.tokens[:] = self.tokens
         twin.output_ids[:] = self.output_ids
-        twin.table, twin.drafting, twin.base = self.table, self.drafting, len(self.tokens)
+        twin.table, twin.drafting, twin.base = self.table, self.drafting, self.settled
         return twin
 
     @property

@@ -38,10 +38,21 @@ class Draw:
         return float(self.q.min()) >= 0.0 and abs(float(self.q.sum()) - 1.0) < 1e-3
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What drafting has already computed of a tree's pass: every node has been through the first `layers` layers.
+
+    Their K/V lie where the pass would write them, and `hidden` [nodes, width] goes into the next layer.
+    """
+
+    layers: int
+    hidden: Any
+
+
 class TokenTree:
     """Guesses for what follows the last committed token."""
 
-    __slots__ = ("_child", "confidence", "depths", "draws", "origins", "parents", "scouts", "tokens")
+    __slots__ = ("_child", "confidence", "depths", "draws", "origins", "parents", "prepared", "scouts", "tokens")
 
     def __init__(self, root_token: int) -> None:
         self.tokens: list[int] = [root_token]
@@ -51,6 +62,7 @@ class TokenTree:
         self.confidence: list[float] = [1.0]  # the drafter's own estimate of the joint probability of the path
         self.scouts: list[bool] = [False]  # ride along for the drafter's use; can never be accepted
         self.draws: list[Draw | None] = [None]
+        self.prepared: Prepared | None = None  # of this tree as it is: one that is cut or merged has lost it
         self._child: dict[tuple[int, int], int] = {}
 
     @classmethod

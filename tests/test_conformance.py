@@ -26,6 +26,59 @@ CASES: dict[str, list[Any]] = {
         {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 3, "min_confidence": 0.01},
         {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
     ],
+    "foreign_draft": [
+        {"method": "foreign_draft", "model": "foreign:self"},  # the target itself, its tokens numbered otherwise
+        {"method": "foreign_draft", "model": "foreign:bytes", "depth": 3, "min_confidence": 0.01},
+    ],
+    "early_exit": [
+        "early_exit:exit=1,depth=3",
+        "early_exit:exit=1,depth=3,nodes=9,branch=3,reuse=no",
+        "early_exit:exit=1,depth=3,nodes=9,branch=3,min_confidence=0.01,reuse=yes",
+    ],
+    "merge": [
+        "suffix:min_confidence=0+ngram:min_n=1,max_n=3",
+        {
+            "method": "merge",
+            "drafters": [
+                "suffix:min_confidence=0",
+                {"method": "draft_model", "model": "tiny:0", "depth": 3},
+                {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 3},
+            ],
+        },
+        {
+            "method": "merge",
+            "nodes": 6,
+            "drafters": [
+                "early_exit:exit=1,depth=3",
+                {"method": "cascade", "levels": ["ngram:min_n=1", {"method": "draft_model", "model": "tiny:0"}]},
+            ],
+        },
+    ],
+    "cascade": [
+        {
+            "method": "cascade",
+            "levels": [
+                "suffix:min_confidence=0",
+                {"method": "draft_model", "model": "tiny:0", "depth": 6},
+            ],
+        },
+        {
+            "method": "cascade",
+            "levels": [
+                {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 6, "branch": 2},
+                {"method": "draft_model", "model": "tiny:0", "depth": 5, "min_confidence": 0.05},
+            ],
+        },
+        {
+            "method": "cascade",
+            "levels": [
+                "suffix:min_confidence=0",
+                {"method": "draft_model", "model": "tiny:1", "depth": 3},
+                {"method": "draft_model", "model": "tiny:0", "depth": 6},
+            ],
+        },
+    ],
+    "layer_skip": ["layer_skip:skip=0,depth=3", "layer_skip:depth=3,nodes=9,branch=3"],
 }
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
@@ -44,7 +97,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def plain() -> LLM:
-    return tiny_llm(speculate=None, context=300)
+    return tiny_llm(speculate=None, context=300, characters=True)
 
 
 @pytest.fixture
@@ -153,7 +206,7 @@ def test_counters_add_up(drafting: LLM) -> None:
         assert len(stats.accepted_by_depth) == len(stats.offered_by_depth)
         assert all(a <= o for a, o in zip(stats.accepted_by_depth, stats.offered_by_depth, strict=True))
         assert stats.drafting_steps <= stats.steps
-        assert {origin for origin in stats.origins if origin} <= {drafting.engine.drafter.name}
+        assert {origin for origin in stats.origins if origin} <= drafting.engine.drafter.origins
 
 
 @pytest.mark.parametrize("drafting", ALL[1:], indirect=True)

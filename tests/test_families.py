@@ -37,6 +37,16 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
     "rope_theta": 500_000.0,
 }
+# Caps that bite: scores and logits of these weights go beyond them.
+GEMMA2 = {"head_dim": 24, "sliding_window": 40, "query_pre_attn_scalar": 1, "attn_logit_softcapping": 0.5}
+GEMMA2 |= {"final_logit_softcapping": 0.5, "num_hidden_layers": 4}
+GEMMA3 = {"head_dim": 32, "sliding_window": 40, "query_pre_attn_scalar": 48, "num_hidden_layers": 7}
+TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
+}
+QWEN3_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "head_dim": 24}
+OLMOE = {"num_experts": 6, "num_experts_per_tok": 3, "num_key_value_heads": 4}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
@@ -47,13 +57,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 30, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 24}),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma2-untied": ("Gemma2", {**GEMMA2, "tie_word_embeddings": False, "attn_logit_softcapping": None}),
+    "gemma3": ("Gemma3", {**GEMMA3, "rope_parameters": TWO_ROPES}),
+    "gemma3-untied": ("Gemma3", {**GEMMA3, "tie_word_embeddings": False, "final_logit_softcapping": 0.5}),
+    "qwen3moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3moe-dense": ("Qwen3Moe", {**QWEN3_MOE, "mlp_only_layers": [0], "tie_word_embeddings": True}),
+    "qwen3moe-step": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2}),
+    "qwen3moe-window": ("Qwen3Moe", {**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 40}),
+    "olmoe": ("Olmoe", OLMOE),
+    "olmoe-clip": ("Olmoe", {**OLMOE, "clip_qkv": 0.5, "num_key_value_heads": 2, "norm_topk_prob": True}),
 }
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # where the name does not follow from the model's
 
 
 def build(name: str, folder: Path) -> transformers.PreTrainedModel:
     kind, extra = FAMILIES[name]
     torch.manual_seed(len(name))
-    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **extra})
+    config = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))(**{**SHAPE, **extra})
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms are constant at birth; errors there must show

@@ -29,6 +29,7 @@ ORDER = [
     "policy",
     "engine",
     "llm",
+    "tuning",
     "commands",
     "cli",
     "__main__",

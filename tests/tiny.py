@@ -118,9 +118,16 @@ def tiny_llm(
     )
 
 
-def tiny_draft(speculate: str | Mapping[str, Any] | None, vocab_size: int = 97) -> Any:
-    """Replace a draft model "tiny:SEED" by the directory of such a model."""
-    if isinstance(speculate, Mapping) and str(speculate.get("model", "")).startswith("tiny:"):
-        seed = int(str(speculate["model"]).partition(":")[2])
-        return {**speculate, "model": str(tiny_directory(seed, vocab_size))}
+def tiny_draft(speculate: Any, vocab_size: int = 97) -> Any:
+    """Replace a draft model "tiny:SEED" or "foreign:KIND", wherever it is named, by the directory of such a model."""
+    if isinstance(speculate, Mapping):
+        return {name: tiny_draft(value, vocab_size) for name, value in speculate.items()}
+    if isinstance(speculate, list):
+        return [tiny_draft(value, vocab_size) for value in speculate]
+    if isinstance(speculate, str) and speculate.startswith("tiny:"):
+        return str(tiny_directory(int(speculate.removeprefix("tiny:")), vocab_size))
+    if isinstance(speculate, str) and speculate.startswith("foreign:"):
+        from tests.foreign import foreign_directory
+
+        return str(foreign_directory(speculate.removeprefix("foreign:")))
     return speculate

@@ -11,6 +11,8 @@ one of 64 tree nodes or inside a prompt. Floating-point sums depend on their ord
   product with ones, because a library's sum takes its order from the shape (docs/exactness.md says what was tried);
 * exp runs over a number of elements that vector units and threads divide evenly: a scalar remainder rounds differently.
 
+Scores may be capped softly. A cap comes before the mask; the product that adds the mask on its way is then not used.
+
 Committed full blocks are read in place, in runs of contiguous pages; the open tail (the last, partial block and the
 tree) is read in place too when it lies in one page, and copied together when not: at most a page and a tree, never the
 context.
@@ -26,11 +28,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from slipstream.attention.even import LANES, evenly_
 from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 
-_LANES = 32  # elements that one unrolled vector iteration of an elementwise kernel takes
-_GRAIN = 32_768  # elements above which an elementwise kernel is split among threads
 _ONES = 4  # columns of ones; a single one would take a matrix-vector kernel
 
 
@@ -64,7 +65,7 @@ class _SegmentPlan:
         stop = segment.first_slot + segment.rows
         width = stop - self.full * PAGE_SIZE
         self.width = width
-        self.columns = -(-width // _LANES) * _LANES
+        self.columns = -(-width // LANES) * LANES
         self.pages = segment.table.pages[self.full : -(-stop // PAGE_SIZE)]
         self.in_place = len(self.pages) == 1 and self.columns <= PAGE_SIZE
         inner = segment.committed - self.full * PAGE_SIZE
@@ -86,9 +87,9 @@ class _SegmentPlan:
             inside = np.zeros(self.columns, dtype=np.bool_)
             inside[: self.width] = block_of == number
             where = np.flatnonzero(inside)
-            # Never fewer than _LANES columns: very small products take another kernel.
-            stop = min(self.columns, max(int(where[-1]) + 1, int(where[0]) + _LANES))
-            start = max(0, min(int(where[0]), stop - _LANES))
+            # Never fewer than LANES columns: very small products take another kernel.
+            stop = min(self.columns, max(int(where[-1]) + 1, int(where[0]) + LANES))
+            start = max(0, min(int(where[0]), stop - LANES))
             pure = bool(inside[start:stop].all())
             mask = None if pure else torch.from_numpy(inside[start:stop]).to(self.device, torch.float32)
             blocks.append(_Block(start, stop, mask))
@@ -149,14 +150,26 @@ class _SegmentPlan:
 class BlockAttention:
     """Attention of one pass: built once from its segments, then called for every layer."""
 
-    def __init__(self, segments: Sequence[Segment], heads: int, kv_heads: int, size: int, device: str) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        heads: int,
+        kv_heads: int,
+        size: int,
+        device: str,
+        softcap: float | None = None,
+    ) -> None:
         self._kv_heads = kv_heads
         self._group = heads // kv_heads
         self._size = size
+        self._softcap = softcap
         self._plans = [_SegmentPlan(s, self._group, size, device) for s in segments]
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
-        """q [rows, heads * size], already scaled, over one layer's pages. Returns the same shape in float32."""
+        """q [rows, heads * size], already scaled (and divided by a soft cap, if there is one), over one layer's pages.
+
+        Returns the same shape in float32.
+        """
         q = _float32(q)
         if len(self._plans) == 1:
             return self._one(self._plans[0], q, layer, window)
@@ -179,12 +192,15 @@ class BlockAttention:
         view = plan.view(window)
 
         tail_keys, tail_values = plan.tail(layer)
-        tail = torch.baddbmm(view.mask, q, tail_keys)
+        if self._softcap is None:
+            tail = torch.baddbmm(view.mask, q, tail_keys)
+        else:
+            tail = self._capped(torch.bmm(q, tail_keys)).add_(view.mask)
         peak = tail.amax(dim=-1, keepdim=True)
         runs = []
         for first, count, mask in view.runs:
             queries = q.expand(count, *q.shape).flatten(0, 1)
-            scores = torch.bmm(queries, _blocks(layer.keys, first, count).transpose(1, 2))
+            scores = self._capped(torch.bmm(queries, _blocks(layer.keys, first, count).transpose(1, 2)))
             if mask is not None:
                 scores.view(count, kv_heads, plan.padded_rows, group, PAGE_SIZE).add_(mask)
             scores = scores.view(count, kv_heads, -1, PAGE_SIZE)
@@ -193,11 +209,11 @@ class BlockAttention:
 
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weighted values, weights) of each block, in order
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
-            weights = _even_exp_(scores.sub_(peak)).view(count * kv_heads, -1, PAGE_SIZE)
+            weights = evenly_(torch.exp_, scores.sub_(peak)).view(count * kv_heads, -1, PAGE_SIZE)
             sums = torch.bmm(weights, _blocks(layer.values, first, count)).view(count, kv_heads, -1, size)
             totals = _row_sums(weights).view(count, kv_heads, -1, _ONES)
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
-        weights = _even_exp_(tail.sub_(peak))
+        weights = evenly_(torch.exp_, tail.sub_(peak))
         if len(plan.blocks) == 1:
             parts.append((torch.bmm(weights, tail_values), _row_sums(weights)))
         else:
@@ -213,6 +229,10 @@ class BlockAttention:
         if lone:
             return result.view(1, -1)
         return result.view(kv_heads, -1, group, size)[:, : plan.rows].transpose(0, 1).reshape(plan.rows, -1)
+
+    def _capped(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores that were computed from divided queries, capped in place."""
+        return scores if self._softcap is None else evenly_(torch.tanh_, scores).mul_(self._softcap)
 
 
 def _row_sums(weights: torch.Tensor) -> torch.Tensor:
@@ -238,16 +258,6 @@ def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
 def _least_rows(size: int) -> int:
     """Query rows below which a product of inner dimension `size` takes another kernel (found by trial: docs)."""
     return max(3, -(-3 * size // 64))
-
-
-def _even_exp_(scores: torch.Tensor) -> torch.Tensor:
-    """exp in place over whole vectors: where a split among threads would cut one, in pieces that one thread handles."""
-    count = scores.numel()
-    if count <= _GRAIN or count % (_LANES * torch.get_num_threads()) == 0:
-        return scores.exp_()
-    for piece in scores.view(-1).split(_GRAIN):
-        piece.exp_()
-    return scores
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:

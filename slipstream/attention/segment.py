@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.cache import PageTable
-from slipstream.tree import TokenTree
+from slipstream.tree import Prepared, TokenTree
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Segment:
     open_positions: npt.NDArray[np.int64]  # absolute positions of all open rows: earlier ones first, then the new
     visible: npt.NDArray[np.bool_]
     logits_from: int  # the first new row whose logits are needed; len(tokens) for none
+    prepared: Prepared | None = None  # the rows have been through the first layers already
 
     @property
     def rows(self) -> int:
@@ -73,7 +74,7 @@ def tree_segment(
         return Segment(table, committed, pending, chain, causal, lead)
     nodes = len(tree) if last_node is None else last_node
     if nodes == 1:
-        return Segment(table, committed, pending, chain, causal, lead - 1)
+        return Segment(table, committed, pending, chain, causal, lead - 1, prepared=_prepared(tree, lead))
     # The root is both the last pending row and node 0, so node i lies i rows behind it.
     root = lead - 1
     depths = np.asarray(tree.depths[1:nodes], dtype=np.int64)
@@ -83,5 +84,11 @@ def tree_segment(
     visible[lead:, :root] = True
     visible[root:, root:] = tree.ancestor_mask()[:nodes, :nodes]
     if first_node == 0:
-        return Segment(table, committed, pending + tree.tokens[1:nodes], positions, visible, root)
+        tokens = pending + tree.tokens[1:nodes]
+        return Segment(table, committed, tokens, positions, visible, root, prepared=_prepared(tree, lead))
     return Segment(table, committed, tree.tokens[first_node:nodes], positions, visible[root + first_node :], 0)
+
+
+def _prepared(tree: TokenTree, lead: int) -> Prepared | None:
+    """What is prepared of a tree serves only where all rows are the tree's own."""
+    return tree.prepared if lead == 1 else None

@@ -32,7 +32,7 @@ def open_llm(setup: EngineSetup) -> LLM:
     with passing(f"loading {setup.model} ..."):
         return LLM(
             setup.model,
-            speculate={"method": spec.method, **spec.options},
+            speculate=spec,
             verifier=setup.verifier,
             dtype=setup.dtype,
             device=setup.device,
@@ -41,8 +41,8 @@ def open_llm(setup: EngineSetup) -> LLM:
 
 
 def fetch_models(model: str, spec: DrafterSpec) -> None:
-    """Download what is built in and not here yet: the target, and the model that a drafter names."""
-    for name in (model, str(spec.options.get("model", ""))):
+    """Download what is built in and not here yet: the target, and the models that drafters name."""
+    for name in (model, *(str(part.options.get("model", "")) for part in spec.parts())):
         if name in builtin.MODELS:
             known = builtin.MODELS[name]
             folder = builtin.cache_directory()

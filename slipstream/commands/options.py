@@ -67,7 +67,9 @@ class ModelSetup:
 class EngineSetup(ModelSetup):
     """The same, for verbs that run the model."""
 
-    verifier: Annotated[str, Described("how drafts are checked: match or rejection")] = "match"
+    verifier: Annotated[
+        str, Described("how drafts are checked: match, rejection, block, traversal or typical (lossy)")
+    ] = "match"
     threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None
 
 

@@ -88,6 +88,10 @@ class Drafter(ABC, Generic[Options]):
         # Where its state and its store are found. One of several drafters of a kind is given another key.
         self.key: str = self.name
 
+    def rename(self, key: str) -> None:
+        """Give it another key, before it is attached."""
+        self.key = key
+
     @property
     def origins(self) -> frozenset[str]:
         """The origins that its nodes may have."""

@@ -15,7 +15,7 @@ import torch
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.growth import GrowingDrafter, Growth, GrowthOptions
+from slipstream.drafters.levels import GrowingDrafter, Growth, GrowthOptions
 from slipstream.drafters.vocabulary import compare_vocabularies
 from slipstream.errors import OptionError
 from slipstream.sequence import Sequence
@@ -26,8 +26,9 @@ _CHUNK = 512  # tokens of a prompt fed per pass when catching up
 
 @dataclass(frozen=True)
 class DraftModelOptions(GrowthOptions):
-    """`model`: path, hub id or built-in name. `draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers
-    that read q); `auto` samples where the verifier reads q and the request samples.
+    """`model`: path, hub id or built-in name. `nodes`: 0 for as many as a chain has levels, or four per level of a tree.
+    `draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read q); `auto` samples where the verifier
+    reads q and the request samples.
     """
 
     model: str = ""
@@ -59,7 +60,7 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
         self._cache = cache
         self._model.add_store(cache, self.key)
 
-    def _room(self, sequence: Sequence) -> int:
+    def room(self, sequence: Sequence) -> int:
         return self._model.config.context - len(sequence.tokens)  # may be over before the target's
 
     def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
@@ -69,6 +70,9 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
             growth.fed = 1
         found = dict(zip(map(id, ready), rows, strict=True))
         return [found.get(id(g)) for g in growths]
+
+    def _run(self, growths: list[Growth]) -> torch.Tensor:
+        return self._logits([growth.segment() for growth in growths])
 
     def judge(self, sequences: Seq[Sequence], trees: Seq[TokenTree]) -> list[torch.Tensor]:
         """Feed every token that the model has not seen, and the trees behind them; logits [nodes, vocab] of each."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any
@@ -28,6 +29,11 @@ _BUILT_IN = {
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
     "draft_model": "slipstream.drafters.draft_model:DraftModelDrafter",
+    "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
+    "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",
+    "layer_skip": "slipstream.drafters.layer_skip:LayerSkipDrafter",
+    "merge": "slipstream.drafters.merge:MergeDrafter",
+    "cascade": "slipstream.drafters.cascade:CascadeDrafter",
 }
 
 DEFAULT = "suffix"
@@ -61,22 +67,65 @@ class DrafterSpec:
 
     def build(self, target: TargetView) -> AnyDrafter:
         """The drafter; unknown or ill-typed options are refused with the valid ones."""
-        kind = drafter_class(self.method)
-        return kind(make_options(self.method, kind.options_type, self.options), target)
+        return drafter_class(self.method)(self.checked(), target)
+
+    def checked(self) -> DraftOptions:
+        """The options, converted; what can be refused before a model is loaded is refused here."""
+        return make_options(self.method, drafter_class(self.method).options_type, self.options)
+
+    def __str__(self) -> str:
+        """As one would type it."""
+        several = [value for value in self.options.values() if isinstance(value, tuple | list)]
+        if several and len(self.options) == 1:
+            joined = "+".join(str(parse_speculate(part)) for part in several[0])
+            return joined if self.method == "merge" else f"{self.method}:{joined}"
+        settings = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.method}:{settings}" if settings else self.method
+
+    def parts(self) -> Iterator[DrafterSpec]:
+        """This drafter and those that it is made of."""
+        yield self
+        for setting in vars(self.checked()).values():
+            if isinstance(setting, tuple):
+                for part in setting:
+                    if isinstance(part, DrafterSpec):
+                        yield from part.parts()
 
 
-def parse_speculate(value: str | Mapping[str, object] | None) -> DrafterSpec:
-    """`"suffix"`, `"suffix:depth=8,nodes=16"`, a dict with `method`, vLLM's `speculative_config`, or None for plain."""
+def build_several(specs: Sequence[DrafterSpec], target: TargetView) -> list[AnyDrafter]:
+    """The drafters that another one is made of, each with a key of its own."""
+    drafters = [spec.build(target) for spec in specs]
+    for number, drafter in enumerate(drafters):
+        drafter.rename(f"{drafter.key}.{number}")
+    return drafters
+
+
+def parse_speculate(value: str | Mapping[str, object] | DrafterSpec | None) -> DrafterSpec:
+    """`"suffix"`, `"suffix:depth=8,nodes=16"`, `"suffix+draft_model:model=PATH"`, `"cascade:suffix+draft_model:..."`,
+    a dict with `method`, vLLM's `speculative_config`, or None for plain.
+    """
     if value is None:
-        return DrafterSpec("none")
-    if not isinstance(value, str):
-        return _from_mapping(value)
-    text = value.strip()
+        spec = DrafterSpec("none")
+    elif isinstance(value, DrafterSpec):
+        spec = value
+    else:
+        spec = _from_text(value.strip()) if isinstance(value, str) else _from_mapping(value)
+    spec.checked()
+    return spec
+
+
+def _from_text(text: str) -> DrafterSpec:
     if text.startswith("{"):
         return _from_json(text)
+    levels = text.removeprefix("cascade:")
+    # A '+' joins drafters where a drafter's name follows; elsewhere it is part of a value, such as a path.
+    names = "|".join(map(re.escape, drafter_names()))
+    parts = re.split(rf"\+(?=\s*(?:{names})\s*(?:[:+]|$))", levels)
+    if levels != text:
+        return DrafterSpec("cascade", {"levels": tuple(map(_from_text, parts))})
+    if len(parts) > 1:
+        return DrafterSpec("merge", {"drafters": tuple(map(_from_text, parts))})
     method, _, rest = text.partition(":")
-    if "+" in method:
-        raise OptionError(f"drafters cannot be merged with '+' yet: {text!r}", hint="name one drafter")
     options: dict[str, object] = {}
     for part in filter(None, rest.split(",")):
         name, equals, setting = part.partition("=")
@@ -85,9 +134,7 @@ def parse_speculate(value: str | Mapping[str, object] | None) -> DrafterSpec:
         if name in options:
             raise OptionError(f"option {name!r} is given twice in {text!r}")
         options[name] = setting
-    spec = DrafterSpec(method, options)
-    _check(spec)
-    return spec
+    return DrafterSpec(method.strip(), options)
 
 
 def _from_json(text: str) -> DrafterSpec:
@@ -96,11 +143,6 @@ def _from_json(text: str) -> DrafterSpec:
     except json.JSONDecodeError as error:
         raise OptionError(f"the drafter's JSON cannot be read: {error}") from None
     return _from_mapping(value)
-
-
-def _check(spec: DrafterSpec) -> None:
-    """Refuse what can be refused before a model is loaded."""
-    make_options(spec.method, drafter_class(spec.method).options_type, spec.options)
 
 
 # vLLM's spelling -> ours. A key that stands in neither table is refused.
@@ -135,9 +177,7 @@ def _from_mapping(value: Mapping[str, object]) -> DrafterSpec:
             translated[ours] = setting
     if "prompt_lookup_max" in options and "min_n" not in translated:
         translated["min_n"] = translated["max_n"]  # as in vLLM, where a lone maximum sets the minimum too
-    spec = DrafterSpec(str(method), translated)
-    _check(spec)
-    return spec
+    return DrafterSpec(str(method), translated)
 
 
 def make_options(method: str, kind: type[DraftOptions], given: Mapping[str, object]) -> DraftOptions:
@@ -153,6 +193,10 @@ def make_options(method: str, kind: type[DraftOptions], given: Mapping[str, obje
 
 
 def _convert(method: str, name: str, value: object, hint: Any) -> object:
+    if hint == tuple[DrafterSpec, ...]:
+        if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+            raise OptionError(f"drafter {method!r}: {name}={value!r} is not a list of drafters")
+        return tuple(map(parse_speculate, value))
     accepted = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in accepted:
         if kind is type(None) and (value is None or value == "none"):

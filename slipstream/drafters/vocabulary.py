@@ -35,7 +35,13 @@ class VocabularyComparison:
     def require_same(self, draft: str) -> None:
         """Refuse a draft that does not fit."""
         if not self.same:
-            raise DraftMismatch(f"draft {draft} does not fit the target: {self.describe()}")
+            raise DraftMismatch(f"draft {draft} does not fit the target: {self.describe()}", hint=self.cure)
+
+    @property
+    def cure(self) -> str | None:
+        """Who would take such a draft, if the tokenizers are there to translate between."""
+        translatable = self.difference is not None and self.difference[1:] != (None, None)
+        return "foreign_draft takes drafts of another vocabulary, under the verifier `match`" if translatable else None
 
 
 def compare_vocabularies(

@@ -1,12 +1,14 @@
 """What a loader hands to the decoder: a config, weights by canonical name, and where the tokenizer is.
 
-Canonical names, the same for every file format (all matrices are [out, in], unpermuted, as in Hugging Face):
+Canonical names, the same for every file format (all matrices are [out, in], unpermuted, as in Hugging Face, and a
+norm's weight is what it multiplies by, whether the file says w or w - 1):
 
     embed  norm  head                                     head is absent when config.tied_head
     layers.{i}.attn_norm  .q  .k  .v  .o                  .q_bias .k_bias .v_bias when config.qkv_bias
     layers.{i}.q_norm  .k_norm                            when config.qk_norm
+    layers.{i}.attn_post_norm  .mlp_post_norm             when config.post_norms
     layers.{i}.mlp_norm  .gate  .up  .down                dense
-    layers.{i}.router  .experts.{e}.gate  .up  .down      mixture of experts
+    layers.{i}.router  .experts.{e}.gate  .up  .down      mixture of experts (config.mixture(i))
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ class Checkpoint(Protocol):
 
     config: ModelConfig
     name: str  # for messages: the path or id that the user gave
+    mtp: tuple[str, ...]  # the file's own names of its weights for multi-token prediction, which the decoder ignores
 
     def weight(self, name: str) -> torch.Tensor:
-        """One tensor by canonical name, in the file's dtype (float32 where it had to be dequantised)."""
+        """One tensor by canonical name, in the file's dtype (float32 where it had to be computed)."""
         ...
 
     def tokenizer(self) -> Tokenizer | None:

@@ -7,8 +7,8 @@ and a pass may run any subset of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,15 @@ import torch
 from torch.nn import functional
 
 from slipstream.attention import BlockAttention, Segment
+from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.errors import NotEnoughMemory
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.linear import Linear, make_linear
 from slipstream.models.memory import available_bytes
 from slipstream.models.mlp import MLP, make_mlp
-from slipstream.models.rope import RopeTable, pairs_adjacent, rotate_
+from slipstream.models.norm import PostNorm, UnitNorm
+from slipstream.models.rope import RopeTable, make_ropes, pairs_adjacent, rotate_
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,11 @@ class Layer:
     """The weights of one layer; those of its two norms and the scale of q are folded into the matrices behind them."""
 
     qkv: Linear
-    q_norm: torch.Tensor | None
+    q_norm: torch.Tensor | None  # [head size], or [heads * head size] for a norm over all heads together
     k_norm: torch.Tensor | None
-    out: Linear
+    limits: tuple[torch.Tensor, torch.Tensor] | None  # least and greatest elements of q, k and v, [width of qkv] each
+    rope: int  # which of the model's rotations
+    out: Linear | PostNorm
     mlp: MLP
     window: int | None
 
@@ -59,9 +63,11 @@ class Decoder:
         head = self._embed if self.config.tied_head else self._read(checkpoint, "head")
         self._head = make_linear(head)
         self._norm = self._read(checkpoint, "norm")
+        self._scaled = UnitNorm(self.config, dtype, device)
         self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
-        self._rope = RopeTable(self.config, device)
-        self._eps = torch.tensor((self.config.norm_eps * self.config.hidden_size) ** 0.5, device=device)
+        self._ropes = make_ropes(self.config, device)
+        scale = self.config.embed_scale
+        self._embed_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
 
     def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         return checkpoint.weight(name).to(device=self.device, dtype=self.dtype)
@@ -72,11 +78,17 @@ class Decoder:
         def read(name: str) -> torch.Tensor:
             return self._read(checkpoint, f"layers.{index}.{name}")
 
+        def norm_weight(name: str) -> torch.Tensor:
+            left_out: float = config.hidden_size**0.5  # by `_scaled`
+            return read(name).float() * left_out
+
         def behind_norm(norm: str) -> Callable[[str], torch.Tensor]:
-            weight = read(norm).float() * config.hidden_size**0.5  # the factor that `_scaled` leaves out
+            weight = norm_weight(norm)
             return lambda name: (read(name).float() * weight).to(self.dtype)
 
-        q_scale = config.head_dim**-0.5
+        q_scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+        if config.attention_softcap is not None:
+            q_scale /= config.attention_softcap
         folded = 1.0 if config.qk_norm else q_scale  # a norm of q would undo a scale in front of it
         attention = behind_norm("attn_norm")
 
@@ -85,12 +97,24 @@ class Decoder:
             return torch.cat([*pairs, v])
 
         bias = fused(read("q_bias"), read("k_bias"), read("v_bias")) if config.qkv_bias else None
+        limits = None
+        if config.qkv_clip is not None:
+            sizes = torch.tensor([config.heads, 2 * config.kv_heads]) * config.head_dim
+            limit = torch.tensor([q_scale, 1.0]).repeat_interleave(sizes) * config.qkv_clip
+            limits = (-limit.to(self.device, self.dtype), limit.to(self.device, self.dtype))
+        out: Linear | PostNorm = make_linear(read("o"))
+        mlp = make_mlp(config, config.mixture(index), read, behind_norm("mlp_norm"))
+        if config.post_norms:
+            out = PostNorm(out, self._scaled, norm_weight("attn_post_norm").to(self.dtype))
+            mlp = PostNorm(mlp, self._scaled, norm_weight("mlp_post_norm").to(self.dtype))
         return Layer(
             qkv=make_linear(fused(attention("q"), attention("k"), attention("v")), bias),
             q_norm=pairs_adjacent(read("q_norm") * q_scale, config.head_dim) if config.qk_norm else None,
             k_norm=pairs_adjacent(read("k_norm"), config.head_dim) if config.qk_norm else None,
-            out=make_linear(read("o")),
-            mlp=make_mlp(config, read, behind_norm("mlp_norm")),
+            limits=limits,
+            rope=int(config.local_rope(index)),
+            out=out,
+            mlp=mlp,
             window=config.window(index),
         )
 
@@ -119,15 +143,16 @@ class Decoder:
         """Run all rows of all segments through the layers (all of them by default), writing K/V into `store`."""
         config = self.config
         rows = Rows(segments, self.device)
-        attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, self.device)
-        turns = self._rope.at(rows.positions, rows.highest).repeat(1, config.heads + config.kv_heads)
-        turns = functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)  # v does not turn
+        attention = BlockAttention(
+            segments, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap
+        )
+        turns = [self._turns(rope, rows) for rope in self._ropes]
         data = cache.layers(store)
         tapped: dict[int, torch.Tensor] = {}
-        x = self._embed[rows.tokens]
-        for index in range(config.layers) if layers is None else layers:
+        x, done = self._enter(cache, store, segments, rows)
+        for index in range(done, config.layers) if layers is None else layers:
             layer = self.layers[index]
-            q, kv = self._qkv(layer, x, turns)
+            q, kv = self._qkv(layer, x, turns[layer.rope])
             rows.write(data[index], kv)
             mixed = attention(q, data[index], layer.window)
             x.add_(layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype)))
@@ -137,6 +162,20 @@ class Decoder:
         wanted = x if rows.wanted is None else x[rows.wanted]
         return PassOutput(self.head(wanted), x, tapped)
 
+    def _enter(
+        self, cache: PagedCache, store: str, segments: Sequence[Segment], rows: Rows
+    ) -> tuple[torch.Tensor, int]:
+        """What goes into the first layer that all rows have yet to run, and the number of that layer."""
+        done = max((s.prepared.layers for s in segments if s.prepared is not None), default=0)
+        if not done:
+            return self.embed(rows.tokens), 0
+        behind = [replace(s, logits_from=s.rows) for s in segments if s.prepared is None]
+        caught_up: Iterator[torch.Tensor] = iter(())
+        if behind:
+            hidden = self.forward(cache, store, behind, layers=range(done)).hidden
+            caught_up = iter(hidden.split([s.rows for s in behind]))
+        return torch.cat([next(caught_up) if s.prepared is None else s.prepared.hidden for s in segments]), done
+
     def _qkv(self, layer: Layer, x: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [rows, heads * size], and k and v as [2, kv heads, rows, size]."""
         config = self.config
@@ -144,28 +183,31 @@ class Decoder:
         qkv = layer.qkv(self._scaled(x))
         rows, width = qkv.shape
         if layer.q_norm is not None and layer.k_norm is not None:
-            by_head = qkv.view(rows, -1, size)
-            by_head[:, :heads] = self._normed(by_head[:, :heads], layer.q_norm)
-            by_head[:, heads : heads + kv_heads] = self._normed(by_head[:, heads : heads + kv_heads], layer.k_norm)
+            for part, weight in (
+                (qkv.narrow(1, 0, heads * size), layer.q_norm),
+                (qkv.narrow(1, heads * size, kv_heads * size), layer.k_norm),
+            ):
+                groups = part.unflatten(1, (-1, len(weight)))  # a head each, or all heads in one
+                groups.copy_(self._normed(groups, weight))
+        if layer.limits is not None:
+            qkv.clamp_(*layer.limits)
         rotate_(qkv, turns)
         kv = qkv.as_strided((2, kv_heads, rows, size), (kv_heads * size, size, width, 1), heads * size)
         return qkv.narrow(1, 0, heads * size), kv
 
-    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
-        """A norm whose weight, and the square root of the width, are folded into what follows.
-
-        sqrt(mean(x^2) + eps) is, up to that root, the hypotenuse of the length of x and a constant: one operation.
-        """
-        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scaled = x / torch.hypot(length, self._eps)
-        return scaled if scaled.dtype == self.dtype else scaled.to(self.dtype)
+    def _turns(self, rope: RopeTable, rows: Rows) -> torch.Tensor:
+        """The rotations of the rows' q and k, and none of v, as complex numbers: [rows, width of qkv / 2]."""
+        config = self.config
+        turns = rope.at(rows.positions, rows.highest).repeat(1, config.heads + config.kv_heads)
+        return functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embedding rows of token ids."""
-        return self._embed[tokens]
+        """Embedding rows of token ids, as the first layer gets them."""
+        rows = self._embed[tokens]
+        return rows if self._embed_scale is None else rows * self._embed_scale
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The final norm."""
@@ -177,10 +219,13 @@ class Decoder:
             return hidden.new_zeros(0, self.config.vocab_size if vocab is None else len(vocab))
         normed = self.norm(hidden)
         if vocab is None:
-            return self._head(normed)
-        if self.config.tied_head:
-            return functional.linear(normed, self._embed[vocab])
-        return self._head(normed)[:, vocab]  # an untied head is kept in packed form only
+            logits = self._head(normed)
+        elif self.config.tied_head:
+            logits = functional.linear(normed, self._embed[vocab])
+        else:
+            logits = self._head(normed)[:, vocab]  # an untied head is kept in packed form only
+        cap = self.config.logit_softcap
+        return logits if cap is None else soft_cap(logits, cap)
 
 
 class Rows:

@@ -2,26 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slipstream.errors import CorruptFile, ShapeMismatch, UnsupportedModel
 from slipstream.models.config import LinearScaling, ModelConfig
 from slipstream.models.gguf_metadata import GGUFHead
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # "llama" is also what Mistral, Mixtral and SmolLM2 call themselves
+ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+PATTERN = "attention.sliding_window_pattern"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What an architecture's name says and its metadata does not."""
+
+    post_norms: bool = False
+    embeds_scaled: bool = False  # by the square root of the width
+    activation: str = "silu"
+    softcaps: Mapping[str, float] = field(default_factory=dict)  # the keys that are honoured, with defaults; 0: none
+    qk_norm_whole: bool = False
+    norm_topk: bool = True
+    window: int = 0  # where the metadata have none
+    full_every: int = 0  # every so many layers one has no window
+    rope_local_theta: float | None = None  # of layers with a window
+    # The metadata do not say what scales the queries: the head size, but in the one model that has so many layers the
+    # hidden size divided by the heads.
+    wide_layers: int = 0
+
+
+GEMMA2 = Architecture(
+    post_norms=True,
+    embeds_scaled=True,
+    activation="gelu_tanh",
+    softcaps={ATTENTION_CAP: 50.0, LOGIT_CAP: 30.0},
+    window=4096,
+    full_every=2,
+    wide_layers=46,
+)
+ARCHITECTURES = {
+    "llama": Architecture(),  # also what Mistral, Mixtral and SmolLM2 call themselves
+    "qwen2": Architecture(),
+    "qwen3": Architecture(),
+    "qwen3moe": Architecture(),
+    "olmoe": Architecture(qk_norm_whole=True, norm_topk=False),
+    "gemma2": GEMMA2,
+    "gemma3": replace(
+        GEMMA2, softcaps={LOGIT_CAP: 0.0}, window=0, full_every=6, rope_local_theta=10_000.0, wide_layers=62
+    ),
+}
 
 # Options that change the arithmetic, with the values that mean "not used".
 REFUSED: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
     "attention.scale": (0.0,),
-    "attention.sliding_window_pattern": (),
-    "attn_logit_softcapping": (0.0,),
+    PATTERN: (),
+    ATTENTION_CAP: (0.0,),
     "embedding_scale": (0.0, 1.0),
     "expert_gating_func": (0, 1),  # 1: softmax
     "expert_shared_count": (0,),
     "expert_weights_scale": (0.0, 1.0),
-    "final_logit_softcapping": (0.0,),
+    LOGIT_CAP: (0.0,),
     "leading_dense_block_count": (0,),
     "logit_scale": (0.0, 1.0),
     "pooling_type": (0,),
@@ -43,11 +85,10 @@ class _Reader:
         split = head.metadata.get("split.count", 0)
         if isinstance(split, int) and split > 1:
             raise UnsupportedModel(f"{source} is one of {split} pieces", hint="join them with gguf-split --merge")
-        self.architecture = head.metadata.get("general.architecture")
-        if self.architecture not in ARCHITECTURES:
-            raise UnsupportedModel(
-                f"{source} has architecture {self.architecture!r}", hint=f"supported: {', '.join(ARCHITECTURES)}"
-            )
+        name = head.metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise UnsupportedModel(f"{source} has architecture {name!r}", hint=f"supported: {', '.join(ARCHITECTURES)}")
+        self.architecture, self.known = name, ARCHITECTURES[name]
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number, or one that is the same for every layer."""
@@ -72,10 +113,15 @@ class _Reader:
         return int(value)
 
     def refuse_unsupported(self) -> None:
+        honoured = {*self.known.softcaps, *([PATTERN] if self.known.full_every else [])}
         for key, neutral in REFUSED.items():
             value = self.metadata.get(f"{self.architecture}.{key}")
-            if value is not None and value not in neutral:
+            if value is not None and value not in neutral and key not in honoured:
                 raise UnsupportedModel(f"{self.source} needs {self.architecture}.{key} = {value!r}")
+
+    def softcap(self, key: str) -> float | None:
+        """A soft cap, if the architecture has it and it is not 0."""
+        return self.number(key, self.known.softcaps[key]) or None if key in self.known.softcaps else None
 
     def token(self, name: str) -> int | None:
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -87,8 +133,13 @@ def config_from_gguf(head: GGUFHead, source: str, rope_factors: tuple[float, ...
     """The config of the file called `source`; `rope_factors` is its `rope_freqs` tensor, if it has one."""
     reader = _Reader(head, source)
     reader.refuse_unsupported()
+    known = reader.known
     hidden, heads = reader.count("embedding_length"), reader.count("attention.head_count")
-    layers, kv_heads = reader.count("block_count", most=MOST_LISTED), reader.count("attention.head_count_kv", heads)
+    kv_heads = reader.count("attention.head_count_kv", heads)
+    mtp_layers = reader.count("nextn_predict_layers", 0)
+    layers = reader.count("block_count", most=MOST_LISTED) - mtp_layers  # which counts both
+    if layers < 1:
+        raise CorruptFile(f"{source} has {mtp_layers} layers for multi-token prediction and none besides")
     head_dim = reader.count("attention.key_length", hidden // heads)
     if heads % kv_heads or head_dim % 2 or not head_dim:
         raise CorruptFile(f"{source} has {heads} heads over {kv_heads} KV heads of size {head_dim}")
@@ -96,10 +147,6 @@ def config_from_gguf(head: GGUFHead, source: str, rope_factors: tuple[float, ...
         if reader.count(key, head_dim) != head_dim:
             raise UnsupportedModel(f"{source} has a {reader.architecture}.{key} other than its head size {head_dim}")
     experts = reader.count("expert_count", 0, most=MOST_LISTED)
-    window = reader.count("attention.sliding_window", 0)
-    middle = reader.count("feed_forward_length")
-    if experts and reader.count("expert_feed_forward_length", middle) != middle:
-        raise UnsupportedModel(f"{source} has an expert_feed_forward_length other than its feed_forward_length")
     if rope_factors and len(rope_factors) != head_dim // 2:
         raise ShapeMismatch(
             f"tensor 'rope_freqs.weight' of {source} has shape ({len(rope_factors)},), expected ({head_dim // 2},)"
@@ -107,28 +154,56 @@ def config_from_gguf(head: GGUFHead, source: str, rope_factors: tuple[float, ...
     embedding = head.tensors.get("token_embd.weight")
     bos, ends = reader.token("bos"), [reader.token(name) for name in ("eos", "eot", "eom")]
     return ModelConfig(
-        family="mixtral" if experts else str(reader.architecture),
+        family="mixtral" if experts and reader.architecture == "llama" else reader.architecture,
         vocab_size=reader.count("vocab_size", embedding.shape[0] if embedding and embedding.shape else None),
         hidden_size=hidden,
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=middle,
+        intermediate_size=reader.count("feed_forward_length"),
         context=reader.count("context_length"),
         rope_theta=reader.number("rope.freq_base", 10_000.0),
         rope_scaling=_scaling(reader, rope_factors),
         rope_factors=rope_factors,
+        rope_local_theta=_local_theta(reader),
         norm_eps=reader.number("attention.layer_norm_rms_epsilon"),
+        post_norms=known.post_norms,
         tied_head="output.weight" not in head.tensors,
+        embed_scale=hidden**0.5 if known.embeds_scaled else 1.0,
+        logit_softcap=reader.softcap(LOGIT_CAP),
         qkv_bias="blk.0.attn_q.bias" in head.tensors,
+        qkv_clip=reader.number("attention.clamp_kqv", 0.0) or None,
         qk_norm="blk.0.attn_q_norm.weight" in head.tensors,
-        windows=(window,) * layers if window else (),
+        qk_norm_whole=known.qk_norm_whole,
+        query_scale=(hidden / heads) ** -0.5 if layers == known.wide_layers else None,
+        attention_softcap=reader.softcap(ATTENTION_CAP),
+        windows=_windows(reader, layers),
+        activation=known.activation,
         experts=experts,
         experts_per_token=reader.count("expert_used_count") if experts else 0,
+        expert_size=reader.count("expert_feed_forward_length", 0) if experts else 0,
+        norm_topk=bool(reader.metadata.get(f"{reader.architecture}.expert_weights_norm", known.norm_topk)),
+        mtp_layers=mtp_layers,
         bos_id=bos,
         eos_ids=tuple(sorted({token for token in ends if token is not None})),
     )
+
+
+def _windows(reader: _Reader, layers: int) -> tuple[int | None, ...]:
+    """The sliding window of each layer; () if no layer has one."""
+    window = reader.count("attention.sliding_window", reader.known.window)
+    if not window:
+        return ()
+    if not reader.known.full_every:
+        return (window,) * layers
+    every = reader.count(PATTERN, reader.known.full_every)
+    return tuple(window if (layer + 1) % every else None for layer in range(layers))
+
+
+def _local_theta(reader: _Reader) -> float | None:
+    theta = reader.known.rope_local_theta
+    return None if theta is None else reader.number("rope.freq_base_swa", theta)
 
 
 def _scaling(reader: _Reader, rope_factors: tuple[float, ...]) -> LinearScaling | None:

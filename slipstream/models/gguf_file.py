@@ -13,12 +13,14 @@ from slipstream.errors import CorruptFile, ShapeMismatch, UnsupportedModel
 from slipstream.models.gguf_blocks import BlockFormat, block_format, decode
 from slipstream.models.gguf_config import config_from_gguf
 from slipstream.models.gguf_metadata import TensorInfo, read_head
+from slipstream.models.mtp import mtp_tensors
 from slipstream.models.shapes import expected_shape, weight_names
 
 if TYPE_CHECKING:
     from slipstream.text import Tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
+LAYERS, MTP_JOINT = "blk.", "nextn.eh_proj.weight"
 TABLES = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 PARTS = {
     "attn_norm": "attn_norm.weight",
@@ -31,7 +33,9 @@ PARTS = {
     "v_bias": "attn_v.bias",
     "q_norm": "attn_q_norm.weight",
     "k_norm": "attn_k_norm.weight",
+    "attn_post_norm": "post_attention_norm.weight",
     "mlp_norm": "ffn_norm.weight",
+    "mlp_post_norm": "post_ffw_norm.weight",
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
@@ -49,9 +53,10 @@ class GGUFCheckpoint:
         # Copy-on-write, because torch insists on writable memory; nobody writes.
         self._data: np.ndarray[Any, np.dtype[np.uint8]] = np.memmap(self.path, dtype=np.uint8, mode="c")
         self.config = config_from_gguf(self._head, self.name, self._rope_factors())
+        self.mtp = mtp_tensors(self._head.tensors, LAYERS, MTP_JOINT, self.config.layers)
         self._formats: dict[str, BlockFormat] = {}
         self._places = {name: self._place(name) for name in weight_names(self.config)}
-        used = {tensor for tensor, _ in self._places.values()} | {ROPE_FACTORS}
+        used = {tensor for tensor, _ in self._places.values()} | {ROPE_FACTORS, *self.mtp}
         if unknown := sorted(self._head.tensors.keys() - used):
             raise UnsupportedModel(f"{self.name} has tensor {unknown[0]!r}, which {self.config.family} does not use")
 
@@ -107,11 +112,11 @@ class GGUFCheckpoint:
             return TABLES[name], None
         _, layer, part = name.split(".", 2)
         if not part.startswith("experts."):
-            return f"blk.{layer}.{PARTS[part]}", None
+            return f"{LAYERS}{layer}.{PARTS[part]}", None
         _, expert, part = part.split(".")
         # Old converters wrote a tensor per expert, new ones stack them.
-        alone = f"blk.{layer}.ffn_{part}.{expert}.weight"
-        return (alone, None) if alone in self._head.tensors else (f"blk.{layer}.ffn_{part}_exps.weight", int(expert))
+        alone, stack = (f"{LAYERS}{layer}.ffn_{part}{tail}.weight" for tail in (f".{expert}", "_exps"))
+        return (alone, None) if alone in self._head.tensors else (stack, int(expert))
 
     def _check_extent(self, tensor: str, info: TensorInfo) -> tuple[BlockFormat, int]:
         """The tensor's format and size in bytes; CorruptFile if its bytes are not all there."""

@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from slipstream.errors import CorruptFile, ModelNotFound, ShapeMismatch, UnsupportedModel
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf_config import config_from_hf
+from slipstream.models.hf_config import config_from_hf, family_of
+from slipstream.models.mtp import mtp_tensors
 from slipstream.models.shapes import expected_shape, weight_names
 
 if TYPE_CHECKING:
@@ -42,7 +43,14 @@ PARTS = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
-EXPERT_PARTS = {"gate": "w1", "down": "w2", "up": "w3"}
+# A norm behind attention takes the name that the norm before the MLP has elsewhere.
+POST_NORM_PARTS = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+}
+MIXTRAL, MIXTRAL_PARTS = "block_sparse_moe", {"gate": "w1", "down": "w2", "up": "w3"}
+LAYERS, MTP_JOINT = "model.layers.", "eh_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,20 @@ class HFCheckpoint:
         self.config = config_from_hf(
             raw, _read_json(generation) if generation.exists() else {}, self.name, has_head=HEAD in self._files
         )
+        self._norms_from_one = family_of(raw, self.name).norms_from_one
+        self.mtp = mtp_tensors(self._files, LAYERS, MTP_JOINT, self.config.layers)
         self._pieces = {name: self._place(name) for name in weight_names(self.config)}
-        used = {piece.tensor for piece in self._pieces.values()} | {HEAD}
+        used = {piece.tensor for piece in self._pieces.values()} | {HEAD, *self.mtp}
         unknown = sorted(tensor for tensor in self._files.keys() - used if not tensor.endswith(DERIVED))
         if unknown:
             raise UnsupportedModel(f"{self.name} has tensor {unknown[0]!r}, which {self.config.family} does not use")
 
     def weight(self, name: str) -> torch.Tensor:
-        """One tensor by canonical name, in the dtype of the file."""
-        piece = self._pieces[name]
+        """One tensor by canonical name, in the dtype of the file; float32 for a norm that multiplies by 1 + w."""
+        stored = self._read(self._pieces[name])
+        return 1.0 + stored.float() if self._norms_from_one and name.endswith("norm") else stored
+
+    def _read(self, piece: Piece) -> torch.Tensor:
         try:
             if piece.index:
                 part: torch.Tensor = self._files[piece.tensor].get_slice(piece.tensor)[piece.index]
@@ -111,21 +124,24 @@ def _locate(name: str, config: ModelConfig, tensors: Mapping[str, Any]) -> Piece
     if name in TABLES:
         return Piece(TABLES[name], shape)
     _, layer, part = name.split(".", 2)
-    prefix = f"model.layers.{layer}"
-    if part in PARTS:
-        return Piece(f"{prefix}.{PARTS[part]}", shape)
-    # Mixtral: a matrix per expert under `block_sparse_moe`, or transformers 5's own stacks under `mlp`.
-    stacked = f"{prefix}.mlp.gate.weight" in tensors
+    prefix = f"{LAYERS}{layer}"
+    parts = PARTS | POST_NORM_PARTS if config.post_norms else PARTS
+    if part in parts:
+        return Piece(f"{prefix}.{parts[part]}", shape)
+    # A matrix per expert, by Mixtral's names or by the others', or transformers 5's own stacks.
+    block = MIXTRAL if f"{prefix}.{MIXTRAL}.gate.weight" in tensors else "mlp"
     if part == "router":
-        return Piece(f"{prefix}.{'mlp' if stacked else 'block_sparse_moe'}.gate.weight", shape)
+        return Piece(f"{prefix}.{block}.gate.weight", shape)
     _, number, part = part.split(".")
-    if not stacked:
-        return Piece(f"{prefix}.block_sparse_moe.experts.{number}.{EXPERT_PARTS[part]}.weight", shape)
+    experts = f"{prefix}.{block}.experts"
+    if f"{experts}.gate_up_proj" not in tensors:
+        matrix = MIXTRAL_PARTS[part] if block == MIXTRAL else f"{part}_proj"
+        return Piece(f"{experts}.{number}.{matrix}.weight", shape)
     expert, (rows, columns) = int(number), shape
     if part == "down":
-        return Piece(f"{prefix}.mlp.experts.down_proj", (config.experts, *shape), (expert,))
+        return Piece(f"{experts}.down_proj", (config.experts, *shape), (expert,))
     half = slice(0, rows) if part == "gate" else slice(rows, 2 * rows)
-    return Piece(f"{prefix}.mlp.experts.gate_up_proj", (config.experts, 2 * rows, columns), (expert, half))
+    return Piece(f"{experts}.gate_up_proj", (config.experts, 2 * rows, columns), (expert, half))
 
 
 def _open_files(directory: Path) -> dict[str, Any]:

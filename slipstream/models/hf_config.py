@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slipstream.errors import CorruptFile, UnsupportedModel
-from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
+from slipstream.errors import CorruptFile
+from slipstream.models.config import ModelConfig
+from slipstream.models.hf_layers import mixture, rope, windows
+from slipstream.models.hf_reader import HFReader
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Defaults of a family with experts."""
+
+    experts: int
+    per_token: int
+    size: int | None = None  # of `moe_intermediate_size`; None: experts are of `intermediate_size`
+    norm_topk: bool = False  # of `norm_topk_prob`
+    has_dense_layers: bool = False  # `mlp_only_layers` and `decoder_sparse_step` say which
 
 
 @dataclass(frozen=True)
@@ -16,67 +29,88 @@ class Family:
 
     name: str
     rope_theta: float = 10_000.0
+    rope_local_theta: float | None = None  # layers with a window turn by a base of their own
     norm_eps: float = 1e-6
+    norms_from_one: bool = False  # files hold w for norms that multiply by 1 + w
+    post_norms: bool = False
+    embeds_scaled: bool = False  # by the square root of the width
+    activation: tuple[str, str] = ("hidden_act", "silu")  # the key, and what its absence means
+    softcaps: Mapping[str, float | None] = field(default_factory=dict)  # the keys that are honoured, with defaults
     qkv_bias: bool = False
+    clips_qkv: bool = False  # `clip_qkv` is honoured
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    query_scalar: float | None = None  # of `query_pre_attn_scalar`; None: scores are scaled by the head size
     head_dim: int | None = None  # None: hidden size / heads
+    tied_head: bool = False
     window: int | None = None  # of a config without the key; null in the config means none
-    slides: bool = False  # a window holds for every layer
-    slides_late: bool = False  # `use_sliding_window` says whether, `max_window_layers` from which layer on
-    experts: bool = False
+    slides: bool = False  # layers have a window: all, if the next three say nothing else
+    asks_to_slide: bool = False  # `use_sliding_window` says whether
+    slides_late: bool = False  # `max_window_layers` says from which layer on
+    full_every: int = 0  # every so many layers one has no window
+    mixture: Mixture | None = None
 
 
+ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+QWEN3 = Family("qwen3", qk_norm=True, head_dim=128, window=4096, slides=True, asks_to_slide=True, slides_late=True)
+GEMMA2 = Family(
+    "gemma2",
+    norms_from_one=True,
+    post_norms=True,
+    embeds_scaled=True,
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    softcaps={ATTENTION_CAP: 50.0, LOGIT_CAP: 30.0},
+    query_scalar=256.0,
+    head_dim=256,
+    tied_head=True,
+    window=4096,
+    slides=True,
+    full_every=2,
+)
 ARCHITECTURES = {
     "LlamaForCausalLM": Family("llama"),
     "MistralForCausalLM": Family("mistral", window=4096, slides=True),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window=4096, slides_late=True),
-    "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, window=4096, slides_late=True),
-    "MixtralForCausalLM": Family("mixtral", rope_theta=1e6, norm_eps=1e-5, slides=True, experts=True),
+    "Qwen2ForCausalLM": replace(QWEN3, name="qwen2", qkv_bias=True, qk_norm=False, head_dim=None),
+    "Qwen3ForCausalLM": QWEN3,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": replace(
+        GEMMA2,
+        name="gemma3",
+        rope_theta=1e6,
+        rope_local_theta=1e4,
+        softcaps={LOGIT_CAP: None},
+        qk_norm=True,
+        full_every=6,
+    ),
+    "MixtralForCausalLM": Family(
+        "mixtral", rope_theta=1e6, norm_eps=1e-5, slides=True, mixture=Mixture(8, 2, norm_topk=True)
+    ),
+    "Qwen3MoeForCausalLM": replace(
+        QWEN3,
+        name="qwen3moe",
+        head_dim=None,
+        slides_late=False,
+        mixture=Mixture(128, 8, size=768, has_dense_layers=True),
+    ),
+    "OlmoeForCausalLM": Family(
+        "olmoe", norm_eps=1e-5, clips_qkv=True, qk_norm=True, qk_norm_whole=True, mixture=Mixture(64, 8)
+    ),
 }
 
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # their names here and in ModelConfig
 # Options that change the arithmetic, with the values that mean "not used" (absent and null always do).
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "partial_rotary_factor": (1,),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
+    ATTENTION_CAP: (),
+    LOGIT_CAP: (),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
+    "use_bidirectional_attention": (False,),
 }
-
-LARGEST = 2**48
-# Of these we make a list before any weight can prove the number wrong; a garbled one must not eat the memory.
-LISTED, MOST_LISTED = ("num_hidden_layers", "num_local_experts"), 10_000
-
-
-class _Reader:
-    """One config.json, read by key; errors name the file and the key."""
-
-    def __init__(self, raw: Mapping[str, Any], source: str) -> None:
-        self.raw = raw
-        self.source = source
-
-    def number(self, key: str, default: float | None = None, within: Mapping[str, Any] | None = None) -> float:
-        """A positive number under `key` of config.json, or of a dictionary in it."""
-        value = (self.raw if within is None else within).get(key)
-        value = default if value is None else value
-        if value is None:
-            raise CorruptFile(f"{self.source}: config.json lacks {key}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-            raise CorruptFile(f"{self.source}: config.json has {key} = {value!r}")
-        return value
-
-    def count(self, key: str, default: int | None = None, within: Mapping[str, Any] | None = None) -> int:
-        """The same, whole."""
-        value = self.number(key, default, within)
-        if value != int(value) or (key in LISTED and value > MOST_LISTED):
-            raise CorruptFile(f"{self.source}: config.json has {key} = {value!r}")
-        return int(value)
-
-    def refuse(self, what: str, hint: str | None = None) -> UnsupportedModel:
-        return UnsupportedModel(f"{self.source} {what}", hint=hint)
+# The number of layers for multi-token prediction, as DeepSeek, GLM and MiMo call it, and as Qwen does.
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
 def config_from_hf(
@@ -87,16 +121,16 @@ def config_from_hf(
     `raw` is config.json, `generation` is generation_config.json (empty if there is none), `has_head` tells whether the
     weights have an output head of their own: some files rely on that instead of `tie_word_embeddings`.
     """
-    reader = _Reader(raw, source)
-    family = _family(reader)
-    _refuse_unsupported(reader)
+    reader = HFReader(raw, source)
+    family = family_of(raw, source)
+    _refuse_unsupported(reader, family)
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
     layers, context = reader.count("num_hidden_layers"), reader.count("max_position_embeddings")
     kv_heads = reader.count("num_key_value_heads", heads)
     head_dim = reader.count("head_dim", family.head_dim or hidden // heads)
     if heads % kv_heads or head_dim % 2 or not head_dim:
         raise CorruptFile(f"{source}: config.json has {heads} heads over {kv_heads} KV heads of size {head_dim}")
-    theta, scaling = _rope(reader, family, context)
+    scalar = family.query_scalar
     return ModelConfig(
         family=family.name,
         vocab_size=reader.count("vocab_size"),
@@ -107,29 +141,38 @@ def config_from_hf(
         head_dim=head_dim,
         intermediate_size=reader.count("intermediate_size"),
         context=context,
-        rope_theta=theta,
-        rope_scaling=scaling,
         norm_eps=reader.number("rms_norm_eps", family.norm_eps),
-        tied_head=bool(raw.get("tie_word_embeddings")) or not has_head,
+        post_norms=family.post_norms,
+        tied_head=bool(raw.get("tie_word_embeddings", family.tied_head)) or not has_head,
+        embed_scale=hidden**0.5 if family.embeds_scaled else 1.0,
+        logit_softcap=reader.optional(LOGIT_CAP, family.softcaps.get(LOGIT_CAP)),
         qkv_bias=family.qkv_bias,
+        qkv_clip=reader.optional("clip_qkv") if family.clips_qkv else None,
         qk_norm=family.qk_norm,
-        windows=_windows(reader, family, layers),
-        experts=reader.count("num_local_experts", 8) if family.experts else 0,
-        experts_per_token=reader.count("num_experts_per_tok", 2) if family.experts else 0,
+        qk_norm_whole=family.qk_norm_whole,
+        query_scale=None if scalar is None else reader.number("query_pre_attn_scalar", scalar) ** -0.5,
+        attention_softcap=reader.optional(ATTENTION_CAP, family.softcaps.get(ATTENTION_CAP)),
+        windows=windows(reader, family, layers),
+        activation=_activation(reader, family),
+        mtp_layers=next((reader.count(key) for key in MTP_LAYERS if raw.get(key)), 0),
         bos_id=next(iter(_token_ids(generation, raw, key="bos_token_id")), None),
         eos_ids=tuple(sorted(_token_ids(generation, raw, key="eos_token_id"))),
+        **rope(reader, family, context),
+        **mixture(reader, family.mixture, layers),
     )
 
 
-def _family(reader: _Reader) -> Family:
-    names = reader.raw.get("architectures")
+def family_of(raw: Mapping[str, Any], source: str) -> Family:
+    """The family that config.json names; UnsupportedModel if it is none of ours."""
+    names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise reader.refuse(f"has architecture {name!r}", hint=f"supported: {', '.join(ARCHITECTURES)}")
+        supported = ", ".join(ARCHITECTURES)
+        raise HFReader(raw, source).refuse(f"has architecture {name!r}", hint=f"supported: {supported}")
     return ARCHITECTURES[name]
 
 
-def _refuse_unsupported(reader: _Reader) -> None:
+def _refuse_unsupported(reader: HFReader, family: Family) -> None:
     quantised = reader.raw.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
@@ -138,59 +181,16 @@ def _refuse_unsupported(reader: _Reader) -> None:
         )
     for key, neutral in REFUSED.items():
         value = reader.raw.get(key)
-        if value is not None and value not in neutral:
+        if value is not None and value not in neutral and key not in family.softcaps:
             raise reader.refuse(f"needs {key} = {value!r}")
 
 
-def _rope(reader: _Reader, family: Family, context: int) -> tuple[float, Llama3Scaling | LinearScaling | None]:
-    """The base and its scaling; transformers 5 keeps both in `rope_parameters`, transformers 4 in two places."""
-    rope: dict[str, Any] = {}
-    for key in ("rope_parameters", "rope_scaling"):
-        given = reader.raw.get(key) or {}
-        if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-            raise reader.refuse(f"has {key} that differ by kind of layer")
-        rope |= given
-        if kind := given.get("rope_type") or given.get("type"):  # the older of the two names
-            rope["rope_type"] = kind
-    theta = reader.number("rope_theta", reader.number("rope_theta", family.rope_theta), rope)
-    if rope.get("partial_rotary_factor") not in (None, 1):
-        raise reader.refuse(f"needs partial_rotary_factor = {rope['partial_rotary_factor']!r}")
-    kind = rope.get("rope_type", "default")
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, LinearScaling(reader.number("factor", None, rope))
-    if kind == "llama3":
-        original = reader.count("original_max_position_embeddings", context)
-        return theta, Llama3Scaling(
-            factor=reader.number("factor", None, rope),
-            low_freq_factor=reader.number("low_freq_factor", None, rope),
-            high_freq_factor=reader.number("high_freq_factor", None, rope),
-            original_context=reader.count("original_max_position_embeddings", original, rope),
-        )
-    raise reader.refuse(f"uses rope scaling {kind!r}", hint="supported: default, linear, llama3")
-
-
-def _windows(reader: _Reader, family: Family, layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer; () if no layer has one."""
-    slides = family.slides or (family.slides_late and bool(reader.raw.get("use_sliding_window")))
-    if not slides or reader.raw.get("sliding_window", family.window) is None:
-        return ()
-    window = reader.count("sliding_window", family.window)
-    kinds = reader.raw.get("layer_types")
-    if kinds is None:
-        first = reader.raw.get("max_window_layers", 28) if family.slides_late else 0
-        if not isinstance(first, int):
-            raise CorruptFile(f"{reader.source}: config.json has max_window_layers = {first!r}")
-        kinds = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise CorruptFile(f"{reader.source}: config.json has layer_types that do not name its {layers} layers")
-    # The classes whose every layer slides have no notion of another kind of layer, whatever the file says.
-    allowed = {"sliding_attention"} if family.slides else {"full_attention", "sliding_attention"}
-    if unknown := sorted({str(kind) for kind in kinds} - allowed):
-        raise reader.refuse(f"has layer_types with {unknown[0]!r}", hint=f"supported: {', '.join(sorted(allowed))}")
-    windows = tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    return windows if any(windows) else ()
+def _activation(reader: HFReader, family: Family) -> str:
+    key, default = family.activation
+    name = reader.raw.get(key) or default
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise reader.refuse(f"needs {key} = {name!r}", hint=f"supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def _token_ids(*sources: Mapping[str, Any], key: str) -> dict[int, None]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch.nn import functional
 
+from slipstream.attention.even import LANES, Elementwise, evenly
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import Linear, make_linear
 
-_GRAIN = 32_768  # elements above which an elementwise kernel is split among threads
-_LANES = 32  # elements of one unrolled vector iteration
+even_silu: Elementwise = partial(evenly, functional.silu)
+even_gelu: Elementwise = partial(evenly, partial(functional.gelu, approximate="tanh"))
+ACTIVATIONS = {"silu": even_silu, "gelu_tanh": even_gelu}  # by their names in ModelConfig
 
 
 class MLP(Protocol):
@@ -24,16 +27,17 @@ class MLP(Protocol):
 
 
 class DenseMLP:
-    """down(silu(gate(x)) * up(x)), gate and up in one product."""
+    """down(activation(gate(x)) * up(x)), gate and up in one product."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, activation: Elementwise) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         both = self.gate_up(x)
         half = both.shape[1] // 2
-        return self.down(even_silu(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half)))
+        return self.down(self.activation(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half)))
 
 
 class MixtureMLP:
@@ -58,30 +62,23 @@ class MixtureMLP:
         return result
 
 
-def even_silu(gate: torch.Tensor) -> torch.Tensor:
-    """silu of [rows, width], the width being whole vectors, such that no split among threads cuts through a vector.
-
-    A scalar remainder rounds differently. Where a split would leave one, rows are taken in pieces for one thread.
-    """
-    rows, width = gate.shape
-    if rows * width <= _GRAIN or rows * width % (_LANES * torch.get_num_threads()) == 0:
-        return functional.silu(gate)
-    return torch.cat([functional.silu(part) for part in gate.split(max(1, _GRAIN // width))])
-
-
 def make_mlp(
-    config: ModelConfig, read: Callable[[str], torch.Tensor], read_behind_norm: Callable[[str], torch.Tensor]
+    config: ModelConfig,
+    mixture: bool,
+    read: Callable[[str], torch.Tensor],
+    read_behind_norm: Callable[[str], torch.Tensor],
 ) -> MLP:
     """The MLP of one layer; the readers give its weights by name, as they are or with the norm's weight folded in."""
+    activation = ACTIVATIONS[config.activation]
 
     def dense(prefix: str) -> DenseMLP:
-        # Units that are always 0 fill the last vector of the width up.
-        fill = -config.intermediate_size % _LANES
+        down = read(f"{prefix}down")
+        fill = -down.shape[1] % LANES  # units that are always 0 fill the last vector of the width up
         gate, up = (functional.pad(read_behind_norm(prefix + name), (0, 0, 0, fill)) for name in ("gate", "up"))
-        down = functional.pad(read(f"{prefix}down"), (0, fill))
-        return DenseMLP(make_linear(torch.cat([gate, up])), make_linear(down))
+        both = make_linear(torch.cat([gate, up]))
+        return DenseMLP(both, make_linear(functional.pad(down, (0, fill))), activation)
 
-    if not config.experts:
+    if not mixture:
         return dense("")
     experts = [dense(f"experts.{number}.") for number in range(config.experts)]
     router = make_linear(read_behind_norm("router"))

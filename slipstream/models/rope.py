@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
+
+
+def make_ropes(config: ModelConfig, device: str) -> list[RopeTable]:
+    """The rotations that the layers have: one for all, or a second one for the layers with a window."""
+    ropes = [RopeTable(config, device)]
+    if config.rope_local_theta is not None:
+        local = replace(config, rope_theta=config.rope_local_theta, rope_scaling=None, rope_factors=())
+        ropes.append(RopeTable(local, device))
+    return ropes
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:

@@ -24,8 +24,9 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     """Canonical name -> shape for the whole model."""
     table = (config.vocab_size, config.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {"embed": table}
-    layer = _layer_shapes(config)
+    kinds = [_layer_shapes(config, mixture) for mixture in (False, True)]
     for index in range(config.layers):
+        layer = kinds[config.mixture(index)]
         shapes |= {f"layers.{index}.{part}": shape for part, shape in layer.items()}
     shapes["norm"] = (config.hidden_size,)
     if not config.tied_head:
@@ -33,19 +34,24 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     return MappingProxyType(shapes)
 
 
-def _layer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The weights of one layer; all layers are alike."""
+def _layer_shapes(config: ModelConfig, mixture: bool) -> dict[str, tuple[int, ...]]:
+    """The weights of one layer; all that have experts are alike, and all that have not."""
     width, middle = config.hidden_size, config.intermediate_size
+    if mixture:
+        middle = config.expert_size or middle
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {"attn_norm": (width,)}
     shapes |= {"q": (queries, width), "k": (keys, width), "v": (keys, width), "o": (width, queries)}
     if config.qkv_bias:
         shapes |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
     if config.qk_norm:
-        shapes |= {"q_norm": (config.head_dim,), "k_norm": (config.head_dim,)}
+        whole = config.qk_norm_whole
+        shapes |= {"q_norm": (queries if whole else config.head_dim,), "k_norm": (keys if whole else config.head_dim,)}
+    if config.post_norms:
+        shapes |= {"attn_post_norm": (width,), "mlp_post_norm": (width,)}
     shapes["mlp_norm"] = (width,)
     mlp: dict[str, tuple[int, ...]] = {"gate": (middle, width), "up": (middle, width), "down": (width, middle)}
-    if not config.experts:
+    if not mixture:
         return shapes | mlp
     shapes["router"] = (config.experts, width)
     for expert in range(config.experts):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from slipstream.errors import unknown_choice
 from slipstream.verify.base import Distributions, Verdict, Verifier
+from slipstream.verify.block import Block
 from slipstream.verify.match import Match
 from slipstream.verify.rejection import Rejection
+from slipstream.verify.traversal import Traversal
+from slipstream.verify.typical import Typical
 
-_VERIFIERS: dict[str, type[Verifier]] = {"match": Match, "rejection": Rejection}
+_VERIFIERS: dict[str, type[Verifier]] = {
+    verifier.name: verifier for verifier in (Match, Rejection, Block, Traversal, Typical)
+}
 
 
 def make_verifier(name: str) -> Verifier:
@@ -17,4 +22,14 @@ def make_verifier(name: str) -> Verifier:
     return _VERIFIERS[name]()
 
 
-__all__ = ["Distributions", "Match", "Rejection", "Verdict", "Verifier", "make_verifier"]
+__all__ = [
+    "Block",
+    "Distributions",
+    "Match",
+    "Rejection",
+    "Traversal",
+    "Typical",
+    "Verdict",
+    "Verifier",
+    "make_verifier",
+]

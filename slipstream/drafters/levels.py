@@ -1,7 +1,7 @@
 """Trees that grow level by level from the logits of a model, whichever model that is.
 
 A drafter of this kind says how the tokens before the tree reach its model (`_catch_up`) and how a pass is run
-(`_logits`). The rest is here: which nodes a level adds, which of them are fed for the next level, what is offered.
+(`_run`). The rest is here: which nodes a level adds, which of them are fed for the next level, what is offered.
 
 Nodes are *chosen* by joint probability (when sampling: by log q plus the noise that the target will read, so that
 draft and target coincide as often as possible), or *sampled* from q without replacement for verifiers that read q.
@@ -19,6 +19,7 @@ import torch
 from slipstream import noise
 from slipstream.attention import Segment, tree_segment
 from slipstream.drafters.base import Drafter, DraftOptions, Wish
+from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import Draw, TokenTree
 from slipstream.types import Plan
@@ -26,18 +27,24 @@ from slipstream.types import Plan
 
 @dataclass(frozen=True)
 class GrowthOptions(DraftOptions):
-    """`draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read q); `auto` samples where the
-    verifier reads q and the request samples.
+    """`nodes`: 0 for as many as a chain has levels, or four per level of a tree. `draw`: `top` (chosen nodes) or
+    `sample` (sampled ones, for verifiers that read q); `auto` samples where the verifier reads q and the request samples.
     """
 
     depth: int = 4
-    nodes: int = 4
+    nodes: int = 0
     branch: int = 1
     draw: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.draw in ("auto", "top", "sample"), "draw", "auto, top, sample")
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with the number of nodes that suits the shape where none is given."""
+        nodes = self.nodes or (self.depth if self.branch == 1 else min(192, 4 * self.depth))
+        return Plan(self.depth, nodes, self.branch, self.min_confidence)
 
 
 @dataclass
@@ -51,12 +58,16 @@ class Growth:
     sampled: bool
     fed: int = 0  # nodes whose K/V are in the store
     leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
+    hidden: list[torch.Tensor] = field(default_factory=list)  # of the nodes fed, if the drafter keeps them
+
+    def extends_to(self, tree: TokenTree) -> bool:
+        """Whether the nodes that were fed are the first nodes of `tree`, and so lie where its rows will."""
+        fed = self.fed
+        return fed > 0 and (tree.tokens[:fed], tree.parents[:fed]) == (self.tree.tokens[:fed], self.tree.parents[:fed])
 
     def segment(self) -> Segment:
         """The nodes that have not been fed yet."""
-        return tree_segment(
-            self.sequence.table, self.root_slot, [self.tree.tokens[0]], self.tree, first_node=self.fed
-        )
+        return tree_segment(self.sequence.table, self.root_slot, [self.tree.tokens[0]], self.tree, first_node=self.fed)
 
 
 Options = TypeVar("Options", bound=GrowthOptions)
@@ -72,10 +83,10 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         """Feed what the model has not seen, up to the roots; logits [1, vocab] after each root, None: draft nothing."""
 
     @abstractmethod
-    def _logits(self, segments: list[Segment]) -> torch.Tensor:
-        """A draft pass; the logits of its rows."""
+    def _run(self, growths: list[Growth]) -> torch.Tensor:
+        """A pass over the nodes of each tree that have not been fed; their logits, tree after tree."""
 
-    def _room(self, sequence: Sequence) -> int:
+    def room(self, sequence: Sequence) -> int:
         """Levels that the model's own context still has room for."""
         return self.target.longest - len(sequence.tokens)
 
@@ -110,7 +121,8 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
 
     def _start(self, wish: Wish) -> Growth:
         sequence = wish.sequence
-        plan = replace(wish.plan, depth=max(0, min(wish.plan.depth, self._room(sequence))))
+        levels = wish.plan.depth if wish.plan.branch > 1 else min(wish.plan.depth, wish.plan.nodes)
+        plan = replace(wish.plan, depth=max(0, min(levels, self.room(sequence))))
         sampled = self.samples and not (self.options.draw == "auto" and sequence.params.greedy)
         growth = Growth(sequence, plan, TokenTree(sequence.tokens[-1]), len(sequence.tokens) - 1, sampled)
         sequence.drafting[self.key] = growth
@@ -129,7 +141,8 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         plan, tree = growth.plan, growth.tree
         candidates: list[tuple[float, int, int]] = []
         for parent, row in zip(parents, logits, strict=True):
-            for token, probability in self._best(growth, parent, row):
+            path = tree.path_tokens(parent)
+            for token, probability in likeliest(growth.sequence.sampler, row, path, plan.branch):
                 joint = tree.confidence[parent] * probability
                 if joint >= plan.min_confidence:
                     candidates.append((joint, parent, token))
@@ -138,21 +151,6 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         for joint, parent, token in sorted(candidates[:width], key=lambda c: c[1]):
             tree.add(parent, token, origin=self.name, confidence=joint)
         growth.leaves.extend(candidates[width:])
-
-    @staticmethod
-    def _best(growth: Growth, parent: int, row: torch.Tensor) -> list[tuple[int, float]]:
-        """The likeliest tokens after `parent`, with the probability that the target takes them."""
-        sampler = growth.sequence.sampler
-        path = growth.tree.path_tokens(parent)
-        if sampler.params.greedy:
-            ids, scores = None, sampler.adjusted(row, path).float()
-        else:
-            support = sampler.support(row, path)
-            ids, scores = support.ids, sampler.perturbed(support, path)
-        probabilities = torch.softmax(scores, dim=0)
-        top = torch.topk(probabilities, min(growth.plan.branch, len(probabilities)))
-        chosen = top.indices if ids is None else ids[top.indices]
-        return [(int(t), float(p)) for t, p in zip(chosen.tolist(), top.values.tolist(), strict=True)]
 
     def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
         """Draw siblings without replacement. What is cut is cut by counts and by the parent, never by the token."""
@@ -175,12 +173,11 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         feeding = [g for g in growths if g.fed and len(g.tree) > g.fed and level < g.plan.depth]
         if not feeding:
             return [None] * len(growths)
-        segments = [g.segment() for g in feeding]
-        logits = self._logits(segments)
-        parts = dict(zip(map(id, feeding), logits.split([s.rows for s in segments]), strict=True))
+        parts = self._run(feeding).split([len(g.tree) - g.fed for g in feeding])
+        rows = dict(zip(map(id, feeding), parts, strict=True))
         for growth in feeding:
             growth.fed = len(growth.tree)
-        return [parts.get(id(g)) for g in growths]
+        return [rows.get(id(g)) for g in growths]
 
     def _offer(self, growth: Growth) -> TokenTree:
         if growth.sampled:
@@ -190,3 +187,19 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         for joint, parent, token in growth.leaves:
             offer.add(parent, token, origin=self.name, confidence=joint)
         return offer.pruned(growth.plan.nodes)
+
+
+def likeliest(sampler: Sampler, row: torch.Tensor, path: Seq[int], count: int) -> list[tuple[int, float]]:
+    """The likeliest tokens after `path` by a draft's logits, with the probability that the target takes them.
+
+    When sampling, the noise that the target will read is known and counted in.
+    """
+    if sampler.params.greedy:
+        ids, scores = None, sampler.adjusted(row, path).float()
+    else:
+        support = sampler.support(row, path)
+        ids, scores = support.ids, sampler.perturbed(support, path)
+    probabilities = torch.softmax(scores, dim=0)
+    top = torch.topk(probabilities, min(count, len(probabilities)))
+    chosen = top.indices if ids is None else ids[top.indices]
+    return [(int(t), float(p)) for t, p in zip(chosen.tolist(), top.values.tolist(), strict=True)]

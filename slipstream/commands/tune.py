@@ -1,0 +1,136 @@
+"""`slipstream tune`: find out once what a method should do for one model, show what was found, and keep it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from slipstream.commands.demo import executable
+from slipstream.commands.demo_prompts import PROMPTS
+from slipstream.commands.opening import open_llm
+from slipstream.commands.options import Described, EngineSetup
+from slipstream.commands.terminal import ProgressBar, note, print_json, say, show_table
+from slipstream.errors import OptionError, unknown_choice
+from slipstream.models.builtin import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+    from slipstream.tuning.prompts import Conversation
+
+# method -> its search. Named by strings: torch waits until the options are known to be right.
+_SEARCHES = {"layer_skip": "slipstream.tuning.layer_skip"}
+
+
+def tune(
+    method: Annotated[str, Described("what to tune: layer_skip", metavar="METHOD")],
+    model: Annotated[
+        str, Described("built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
+    ] = DEFAULT_MODEL,
+    prompts: Annotated[
+        str | None,
+        Described(
+            ".txt with a prompt a line, or .jsonl with prompt, question, turns or messages (default: the demo's)",
+            metavar="FILE",
+        ),
+    ] = None,
+    budget: Annotated[float, Described("seconds that it may take", metavar="SECONDS")] = 120.0,
+    output: Annotated[str | None, Described("write the finding to this file too", ("--output", "-o"), "FILE")] = None,
+    dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
+    device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
+    threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
+    as_json: Annotated[bool, Described("print the finding as JSON", ("--json",))] = False,
+) -> None:
+    """Find the settings of a drafter that pay best for a model, and keep them."""
+    if method not in _SEARCHES:
+        raise unknown_choice("method to tune", method, list(_SEARCHES))
+    if not (math.isfinite(budget) and budget > 0):
+        raise OptionError(f"budget={budget:g} is out of range", hint="valid: seconds, above 0")
+    extra = _require_writable(Path(output).expanduser()) if output is not None else None
+    conversations = _conversations(prompts)
+    llm = open_llm(EngineSetup(model=model, speculate="none", dtype=dtype, device=device, threads=threads))
+    finding = _search(method, llm, conversations, budget)
+    finding["prompts"] = {"source": prompts or "built in", **finding["prompts"]}
+    saved = _save(finding, extra)
+    if as_json:
+        print_json({**finding, "saved": [str(path) for path in saved]}, indent=2)
+    else:
+        _print(finding, saved, model)
+
+
+def _require_writable(path: Path) -> Path:
+    """Refuse a place for the finding before anybody has waited for it."""
+    folder = path.absolute().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise OptionError(f"{str(path)!r} cannot be written", hint="name a file in a directory that exists")
+    return path
+
+
+def _conversations(prompts: str | None) -> list[Conversation]:
+    from slipstream.tuning.prompts import question, read_prompts
+
+    if prompts is None:
+        return [question(prompt.text) for prompt in PROMPTS]
+    return read_prompts(Path(prompts).expanduser())
+
+
+def _search(method: str, llm: LLM, conversations: list[Conversation], budget: float) -> dict[str, Any]:
+    from slipstream.tuning.progress import Progress
+    from slipstream.tuning.prompts import encode
+
+    if llm.tokenizer is None:
+        raise OptionError(f"{llm.model.name} has no tokenizer, so it cannot read prompts")
+    encoded = [encode(llm.tokenizer, conversation) for conversation in conversations]
+    with ProgressBar() as bar:
+        progress = Progress(note, lambda seconds: bar(int(min(seconds, budget)), math.ceil(budget)))
+        finding: dict[str, Any] = importlib.import_module(_SEARCHES[method]).tune(llm, encoded, budget, progress)
+    return finding
+
+
+def _save(finding: dict[str, Any], extra: Path | None) -> list[Path]:
+    from slipstream.drafters import tuned
+
+    places = [tuned.path(finding["method"], finding["fingerprint"]), *([extra] if extra is not None else [])]
+    for place in places:
+        try:
+            tuned.save(place, finding)
+        except OSError as error:
+            raise OptionError(f"cannot write {str(place)!r}: {error.strerror or error}") from None
+    return places
+
+
+def _print(finding: dict[str, Any], saved: list[Path], model: str) -> None:
+    rows = [
+        [
+            f"{point['layers_run']}{' *' if point['skip'] == finding['skip'] else '  '}",
+            f"{100 * point['agreement']:.1f}%",
+            f"{point['estimated_speedup']:.2f}x",
+            str(point["depth"]),
+            point["skip"],
+        ]
+        for point in finding["frontier"]
+    ]
+    show_table(["layers run  ", "agreement", "estimated speed-up", "depth", "skip"], rows, right=[0, 1, 2, 3])
+    say("\n" + _measured_line(finding))
+    if finding["measured"]["speedup"] < 1:
+        say(f"Plain decoding is faster: {finding['method']} does not pay on this model.", "bad")
+    for place in saved:
+        say(f"saved: {place}")
+    choice = "" if model == DEFAULT_MODEL else f" -m {shlex.quote(model)}"
+    drafter = f"{finding['method']}:depth={finding['depth']},nodes={finding['depth']}"
+    say("use it:")
+    say(f"  {executable()} run{choice} --speculate {drafter} 'Why is the sky blue?'", "bold")
+
+
+def _measured_line(finding: dict[str, Any]) -> str:
+    measured, held_out = finding["measured"], finding["prompts"]["held_out"]
+    where = f"{held_out} prompts that the search did not see" if held_out else "the prompt of the search itself"
+    return (
+        f"Measured on {where}: {measured['speedup']:.2f}x plain decoding "
+        f"({measured['tokens_per_second']:.1f} against {measured['plain_tokens_per_second']:.1f} tok/s), "
+        f"{measured['tokens_per_step']:.2f} tokens per step, "
+        f"texts {'identical' if measured['identical'] else 'NOT identical'}."
+    )

@@ -1,0 +1,203 @@
+"""Reads the texts of a corpus: files and directories in, documents out as token ids, in pieces of bounded size.
+
+A text file is one document. In a `.jsonl` file every line is one: a text, or the messages of a chat, which the model's
+own template renders. Files are taken as they are, in UTF-8.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import CorruptFile, OptionError
+from slipstream.text import Tokenizer
+
+PIECE = 1 << 18  # characters (bytes, when reading) that are held at a time
+_LONGEST = 16  # pieces: a text that offers no safe place to cut for so long is cut anywhere
+_FIELDS = ("text", "messages")  # of a line, unless one is named
+
+_LETTER = r"[^\W\d_]"
+# Where every tokenizer that we know begins a new word, whatever stands before and behind: at a space between letters.
+_SAFE = re.compile(rf"(?s).*{_LETTER}(?= {_LETTER})")
+_LINE_END = re.compile(r"(?s).*\n(?=\S)")
+
+Bytes = Callable[[int], None]  # told how many bytes more were read
+
+
+class NotText(CorruptFile):
+    """A file that is not UTF-8."""
+
+
+@dataclass
+class Source:
+    """What one argument stands for. In directories `survey` drops what is not text; `size` is in bytes."""
+
+    given: str
+    files: list[Path]
+    is_directory: bool
+    skipped: list[Path] = field(default_factory=list)
+    size: int = 0
+
+
+def find_sources(given: Iterable[str], leave_out: Path) -> list[Source]:
+    """The files behind what the user named; directories with all below them, in order of their names.
+
+    Hidden entries of directories, and the directory `leave_out`, are passed over.
+    """
+    found = []
+    for name in given:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            found.append(Source(name, list(_walk(path, leave_out.expanduser().resolve())), True))
+        elif path.is_file():
+            found.append(Source(name, [path], False))
+        else:
+            what = "is neither a file nor a directory" if path.exists() else "does not exist"
+            raise OptionError(f"{name!r} {what}")
+    return found
+
+
+def _walk(folder: Path, leave_out: Path) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or entry.resolve() == leave_out:
+            continue
+        if entry.is_dir() and not entry.is_symlink():  # a link may lead round in circles
+            yield from _walk(entry, leave_out)
+        elif entry.is_file():
+            yield entry
+
+
+class Reader:
+    """Reads documents for one tokenizer; `key` is the field of `.jsonl` lines."""
+
+    def __init__(self, tokenizer: Tokenizer, key: str | None = None, piece: int = PIECE) -> None:
+        self._tokenizer = tokenizer
+        self._keys = _FIELDS if key is None else (key,)
+        self._piece = piece
+        # Some tokenizers put a space before every text, so a piece must not bring its own.
+        apart, joined = (self._encode("a") + self._encode(second) for second in (" b", "b"))
+        self._drops_space = apart != self._encode("a b") == joined
+
+    def survey(self, sources: list[Source]) -> None:
+        """Read everything once, before any work, so that what is wrong with the last file is told now.
+
+        What is not text is refused if it was named and skipped if a directory had it; a line of a `.jsonl` file that
+        has no text is refused.
+        """
+        for source in sources:
+            for path in list(source.files):
+                try:
+                    for document in self._documents(path, lambda _: None):
+                        for _ in document:
+                            pass
+                except NotText:
+                    if not source.is_directory:
+                        raise
+                    source.files.remove(path)
+                    source.skipped.append(path)
+            source.size = sum(path.stat().st_size for path in source.files)
+
+    def read(self, path: Path, progress: Bytes) -> Iterator[Iterator[list[int]]]:
+        """The documents of a file, each as the ids of one piece after the other."""
+        for document in self._documents(path, progress):
+            yield self._ids(document)
+
+    def _documents(self, path: Path, progress: Bytes) -> Iterator[Iterable[str]]:
+        try:
+            if path.suffix == ".jsonl":
+                for text in self._lines(path, progress):
+                    yield (text[start : start + self._piece] for start in range(0, len(text), self._piece))
+            else:
+                yield self._blocks(path, progress)
+        except OSError as error:
+            raise OptionError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+
+    def _blocks(self, path: Path, progress: Bytes) -> Iterator[str]:
+        decoder, line = codecs.getincrementaldecoder("utf-8-sig")(), 1
+        with path.open("rb") as file:
+            while True:
+                block = file.read(self._piece)
+                try:
+                    text = decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    raise _not_text(path, line + error.object.count(b"\n", 0, error.start), error) from None
+                if "\0" in text:
+                    raise _not_text(path, line + text.count("\n", 0, text.index("\0")), "a NUL byte")
+                if not block:
+                    return
+                yield text
+                line += block.count(b"\n")
+                progress(len(block))
+
+    def _lines(self, path: Path, progress: Bytes) -> Iterator[str]:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                try:
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise _not_text(path, number, error) from None
+                if line.strip():
+                    yield self._text(f"{str(path)!r} line {number}", line)
+                progress(len(raw))
+
+    def _text(self, place: str, line: str) -> str:
+        """The text that a line of JSON holds."""
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CorruptFile(f"{place} is not JSON: {error}") from None
+        if not isinstance(value, Mapping):
+            raise CorruptFile(f"{place} is not a JSON object but {type(value).__name__}")
+        content = next((value[key] for key in self._keys if key in value), None)
+        if content is None:
+            wanted, there = " or ".join(map(repr, self._keys)), ", ".join(map(repr, value)) or "nothing"
+            raise CorruptFile(f"{place} has no field {wanted}; it has {there}", hint="name one with --field")
+        if isinstance(content, list):
+            try:
+                content = self._tokenizer.render_chat(content, add_generation_prompt=False)
+            except OptionError as error:
+                raise CorruptFile(f"{place}: {error.message}", hint=error.hint) from None
+        if not isinstance(content, str):
+            raise CorruptFile(f"{place} has no text but {type(content).__name__}", hint="a string, or chat messages")
+        if any("\ud800" <= character <= "\udfff" for character in content):
+            raise CorruptFile(f"{place} has half a surrogate pair, which is no character")
+        return content
+
+    def _ids(self, blocks: Iterable[str]) -> Iterator[list[int]]:
+        for number, piece in enumerate(cut(blocks, self._piece)):
+            yield self._encode(piece.removeprefix(" ") if number and self._drops_space else piece)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
+    """The same text in pieces of about `size` characters or more, cut where a tokenizer would cut too.
+
+    That is before a space between two letters. A text that has none for `_LONGEST` pieces is cut at the end of a line,
+    or anywhere; a token may then be spelled otherwise there.
+    """
+    held = ""
+    for block in blocks:
+        held += block
+        if len(held) < size:
+            continue
+        safe = _SAFE.match(held)
+        if safe is None and len(held) < _LONGEST * size:
+            continue
+        found = safe or _LINE_END.match(held)
+        end = found.end() if found else len(held)
+        yield held[:end]
+        held = held[end:]
+    if held:
+        yield held
+
+
+def _not_text(path: Path, line: int, why: Any) -> NotText:
+    reason = why.reason if isinstance(why, UnicodeDecodeError) else why
+    return NotText(f"{str(path)!r} is not UTF-8 text: {reason} in line {line}", hint="convert it, or leave it out")

@@ -1,0 +1,211 @@
+"""Between two tokenizers: a text in the tokens of one, and the text of its guesses in the tokens of the other.
+
+No ids are compared. Tokens are laid along the text that they spell, byte by byte, and what cannot be laid there (a
+token across the place where the guesses begin, a tokenizer that changes the text) is not offered.
+
+A token at the end of a text may become another one when the text goes on: "wor" becomes "world". A boundary between two
+tokens is *settled* when no entry of the vocabulary could lie across it, whatever follows. Merging tokenizers build
+every token from smaller entries and the others choose among entries, so left of a settled boundary nothing can change.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from slipstream.drafters.vocabulary import compare_vocabularies
+from slipstream.errors import DraftMismatch
+from slipstream.text import IncrementalDecoder, Tokenizer
+from slipstream.text.pieces import Style
+
+_CONTEXT = 128  # characters before a place that are read along, so that tokens behind it come out as in the whole text
+_FAR = 256  # bytes: so far from the end of a text any boundary counts as settled, also inside an endless word
+_OPEN = 1024  # characters: a longer text is settled however it reads (a tokenizer that changes it settles nothing)
+_PRIMER = 16  # tokens that decoding needs of what came before: more than a split character has
+
+_SAMPLE = """\
+The harbour lay still, but nobody in Saint-Malo slept: at 4:35 the first boats would come back with 1,200 kilos of fish.
+"How many crates?" asked Zoë. She didn't wait for an answer; she opened her laptop and typed what she typed each night.
+
+def crates(catch: dict[str, float], size: int = 25) -> int:
+    total = sum(weight for weight in catch.values() if weight > 0)
+    return -(-int(total) // size)  # rounded up
+
+{"boats": ["Étoile", "Mouette"], "kilos": 1200.5, "ready": true}
+"""
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The tokens of a text: `ends[i]` bytes of it are spelled after token i, and `settled` tokens are final."""
+
+    ids: list[int]
+    ends: list[int]
+    settled: int
+
+
+class Lexicon:
+    """A tokenizer, with what each of its tokens adds to a text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.entries = _entries(tokenizer)  # by id
+        self.known = frozenset(filter(None, self.entries))
+        self._sorted = sorted(self.known)
+        self._longest = max(map(len, self._sorted), default=0)
+        special = tokenizer.encode("")
+        self.opening = special[:1] if special[:1] == [tokenizer.bos_id] else []  # BOS, where a text begins with one
+
+    def behind(self, before: str, after: str, ended: bool = False) -> Spelled | None:
+        """The tokens of `after` as it stands behind `before`; None if a token would lie across the place between.
+
+        `ended`: nothing can follow, so all is settled that spells the text.
+        """
+        before = before.lstrip()  # a space at the beginning of a text is what decoders take off
+        text = (before + after).encode()
+        place = len(before.encode())
+        ids = self.tokenizer.encode(before + after, add_special=False)
+        pieces = [self.entries[id] for id in ids]
+        spelled = b"".join(pieces)
+        # Encoders may put a space in front of a text: `lead` bytes that are not the text's.
+        same, lead = max((agreeing(spelled[lead:], text), lead) for lead in (1, 0))
+        ends = [max(0, end - lead) for end in accumulate(map(len, pieces), initial=0)]
+        if same < place or place not in ends:
+            return None
+        first = ends.index(place)
+        right = (n for n in range(len(ids), first, -1) if ends[n] <= same)
+        last = next((n for n in right if self._final(text, ends[n], ended)), first)
+        return Spelled(ids[first:], [end - place for end in ends[first + 1 :]], last - first)
+
+    def _final(self, text: bytes, at: int, ended: bool) -> bool:
+        """Whether a boundary of tokens is one of characters, and settled."""
+        if text[at : at + 1] and text[at] & 0xC0 == 0x80:
+            return False
+        return ended or len(text) - at > _FAR or not self._crossed(text, at)
+
+    def _crossed(self, text: bytes, at: int) -> bool:
+        """Whether an entry could lie across a place, as far as the text behind it is known."""
+        for start in range(max(0, at - self._longest + 1), at):
+            if self._goes_on(text[start:at]):
+                last = min(len(text), start + self._longest)
+                if any(text[start:end] in self.known for end in range(at + 1, last + 1)) or self._goes_on(text[start:]):
+                    return True
+        return False
+
+    def _goes_on(self, head: bytes) -> bool:
+        """Whether an entry begins with these bytes and has more."""
+        following = bisect_right(self._sorted, head)
+        return following < len(self._sorted) and self._sorted[following].startswith(head)
+
+
+def _entries(tokenizer: Tokenizer) -> list[bytes]:
+    """What each token adds to a text that stands before it."""
+    ids = range(len(tokenizer))
+    if tokenizer.decoding.style is not Style.OTHER:
+        return [tokenizer.piece(id) for id in ids]
+    lead = tokenizer.encode("a", add_special=False)
+    length = len(tokenizer.decode(lead, skip_special=False))
+    return [tokenizer.decode([*lead, id], skip_special=False)[length:].encode() for id in ids]
+
+
+def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many elements at the beginning are equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How far the target's tokens have been read, and what the draft's tokens are for them."""
+
+    seen: int = 0  # of the target's tokens
+    fixed: list[int] = field(default_factory=list)  # the draft's tokens that no further text can change
+    context: str = ""  # the end of the text that they spell
+    open: str = ""  # the text behind them
+
+
+class Translator:
+    """From the target's tokens to the draft's, and from the draft's text back to the target's tokens."""
+
+    def __init__(self, target: Lexicon, draft: Lexicon) -> None:
+        self.target = target
+        self.draft = draft
+
+    def read(self, reading: Reading, tokens: Sequence[int]) -> tuple[Reading, list[int]] | None:
+        """Read on up to the end of the target's `tokens`: the new reading, and all of the draft's tokens.
+
+        None while the last character is incomplete: a draft is given whole characters only.
+        """
+        seen, fixed = reading.seen, reading.fixed
+        opening = len(self.target.opening) if tokens[:1] == self.target.opening else 0
+        if not seen:
+            seen, fixed = opening, self.draft.opening
+        primer = tokens[max(opening, seen - _PRIMER) : seen]
+        decoder = IncrementalDecoder(self.target.tokenizer, primer, skip_special=False)
+        after = reading.open + decoder.push(tokens[seen:])
+        if decoder.flush():
+            return None
+        spelled = self.draft.behind(reading.context, after)
+        if spelled is None:  # the draft's tokenizer changes what it is given
+            spelled = Spelled(self.draft.tokenizer.encode(after, add_special=False), [], 0)
+        count = spelled.settled
+        done = after.encode()[: spelled.ends[count - 1]].decode() if count else ""
+        if len(after) - len(done) > _OPEN:
+            count, done = len(spelled.ids), after
+        context = (reading.context + done)[-_CONTEXT:]
+        advanced = Reading(len(tokens), fixed + spelled.ids[:count], context, after[len(done) :])
+        return advanced, fixed + spelled.ids
+
+    def offer(self, reading: Reading, text: str, ended: bool) -> Spelled:
+        """The target's tokens of a text that the draft wrote behind what was read, as far as they are certain."""
+        spelled = self.target.behind((reading.context + reading.open)[-_CONTEXT:], text, ended)
+        if spelled is None:
+            return Spelled([], [], 0)
+        return Spelled(spelled.ids[: spelled.settled], spelled.ends[: spelled.settled], spelled.settled)
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What it costs to draft in another vocabulary: tokens of a sample text on both sides, and entries in common."""
+
+    target_tokens: int
+    draft_tokens: int
+    target_entries: int
+    common_entries: int
+
+    @property
+    def ratio(self) -> float:
+        """Tokens of the draft for one of the target's."""
+        return self.draft_tokens / self.target_tokens
+
+    def describe(self) -> str:
+        """One line for people."""
+        share = 100 * self.common_entries / self.target_entries
+        return (
+            f"{self.ratio:.2f} tokens of the draft for one of the target on a sample text; "
+            f"{share:.0f}% of the target's tokens are tokens of the draft too"
+        )
+
+
+def measure(translator: Translator) -> Crossing:
+    """Count on a short text of prose, code and figures."""
+    target, draft = translator.target, translator.draft
+    return Crossing(
+        target_tokens=max(1, len(target.tokenizer.encode(_SAMPLE, add_special=False))),
+        draft_tokens=max(1, len(draft.tokenizer.encode(_SAMPLE, add_special=False))),
+        target_entries=max(1, len(target.known)),
+        common_entries=len(target.known & draft.known),
+    )
+
+
+def make_translator(name: str, draft: Tokenizer | None, target: Tokenizer | None) -> Translator:
+    """A translator for draft model `name`; DraftMismatch where there is nothing to translate."""
+    for whose, tokenizer in ((f"draft {name}", draft), ("the target", target)):
+        if tokenizer is None:
+            raise DraftMismatch(f"{whose} has no tokenizer, so its tokens cannot be translated")
+    assert draft is not None and target is not None
+    if compare_vocabularies(draft, len(draft), target, len(target)).same:
+        raise DraftMismatch(f"draft {name} has the target's own vocabulary", hint="draft_model is the drafter for it")
+    return Translator(Lexicon(target), Lexicon(draft))

@@ -1,0 +1,51 @@
+"""What `slipstream tune` found, kept under the method and the target's fingerprint.
+
+One JSON file a finding: those that come with the package lie beside this module, a user's own in the cache, where a
+newer finding replaces an older one. The user's own goes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import CorruptFile
+from slipstream.models.builtin import cache_directory
+
+_SHIPPED = Path(__file__).parent / "findings"
+
+
+def path(method: str, fingerprint: str) -> Path:
+    """Where the user's own finding lies."""
+    return cache_directory() / "tuned" / f"{method}-{fingerprint}.json"
+
+
+def find(method: str, fingerprint: str) -> dict[str, Any] | None:
+    """The finding for this target, if there is one."""
+    for file in (path(method, fingerprint), _SHIPPED / f"{method}-{fingerprint}.json"):
+        if file.exists():
+            return _read(file)
+    return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{file} cannot be read: {error}", hint="delete it and tune again") from None
+    if not isinstance(found, dict):
+        raise CorruptFile(f"{file} holds no finding", hint="delete it and tune again")
+    return found
+
+
+def save(file: Path, finding: dict[str, Any]) -> None:
+    """Write a finding, all or nothing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    with os.fdopen(descriptor, "w") as out:
+        json.dump(finding, out, indent=2)
+        out.write("\n")
+    Path(partial).replace(file)

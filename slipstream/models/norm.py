@@ -1,0 +1,37 @@
+"""RMS norms whose weights are folded into what follows, and those that have nothing to be folded into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from slipstream.models.config import ModelConfig
+
+
+class UnitNorm:
+    """A norm without its weight and without the square root of the width: both are folded into the matrix behind it.
+
+    sqrt(mean(x^2) + eps) is, up to that root, the hypotenuse of the length of x and a constant: one operation.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self._eps = torch.tensor((config.norm_eps * config.hidden_size) ** 0.5, device=device)
+        self._dtype = dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scaled = x / torch.hypot(length, self._eps)
+        return scaled if scaled.dtype == self._dtype else scaled.to(self._dtype)
+
+
+class PostNorm:
+    """A part of a layer, [rows, in] -> [rows, width], and the norm that its result passes before it is added."""
+
+    def __init__(self, part: Callable[[torch.Tensor], torch.Tensor], norm: UnitNorm, weight: torch.Tensor) -> None:
+        self._part = part
+        self._norm = norm
+        self._weight = weight  # [width], with the square root of the width in it
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._norm(self._part(x)).mul_(self._weight)

@@ -1,0 +1,120 @@
+"""`traversal`: whole paths are weighed, from the leaves to the root, on chains and on trees.
+
+Every node has a *weight*: the probability that it is to stand, given the drafts above it and all that has fallen so
+far. The root's is 1. A node of weight w *owes* token y, as what comes next, the probability w p(y). A child x drawn
+from q pays min(owed(x), q(x)) of that, so its own weight is min(1, owed(x) / q(x)). If it falls, with all below it, the
+node owes what the child could not pay, now certain that it fell:
+
+    owed = positive part of (owed - q), divided by the probability that the child falls
+    weight = the sum of owed
+
+The next sibling is tried against that and against q without x. A node whose children have all fallen, or that has none,
+stands with its weight; the target's own token is then drawn from what it owes. Summed over the child's token, what was
+paid and what is owed afterwards give what was owed before, and the node falls as often as before: drawing children
+below a node changes nothing in what the step says. That holds whatever the tree looks like, if the number of children
+of a node was decided before they were drawn. A chosen node (no q) is a draw from a q with all its mass on one token.
+
+On a chain this is block verification. Weng et al., "Traversal Verification for Speculative Tree Decoding" (2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+
+from slipstream import noise
+from slipstream.tree import TokenTree
+from slipstream.verify.base import Distributions, Verdict, Verifier
+from slipstream.verify.rejection import draw, without
+
+
+class Traversal(Verifier):
+    """Lossless in distribution and reproducible for one drafter; another drafter gives another text."""
+
+    name = "traversal"
+    uses_draws = True
+
+    def __call__(self, tree: TokenTree, target: Distributions) -> Verdict:
+        below = families(tree)
+        path = [_Open(0, 1.0, iter(below[0]))]
+        while True:
+            here = path[-1]
+            child = next(here.untried, None)
+            if child is not None:
+                weight = here.offer(tree, child, target)
+                path.append(_Open(child, weight, iter(below[child] if weight > 0.0 else ())))
+            elif here.node == 0 or noise.uniform(target.key(here.node, noise.ACCEPT)) < here.weight:
+                nodes = [opened.node for opened in path[1:]]
+                own = draw(here.left(target), noise.uniform(target.key(here.node, noise.RESIDUAL)))
+                return Verdict(nodes, [*(tree.tokens[node] for node in nodes), own])
+            else:
+                path.pop()
+                path[-1].child_fell()
+
+
+class _Open:
+    """A node of the path that is being tried, with what has become of it so far."""
+
+    def __init__(self, node: int, weight: float, untried: Iterator[int]) -> None:
+        self.node = node
+        self.weight = weight
+        self.untried = untried
+        self._owed: torch.Tensor | None = None  # [vocab]; sums to `weight`; asked for with the first child
+        self._q: torch.Tensor | None = None  # [vocab]; what the last child tried was drawn from
+        self._token = -1  # of that child
+
+    def offer(self, tree: TokenTree, child: int, target: Distributions) -> float:
+        """The weight of the next child."""
+        if self._owed is None:
+            self._owed = self.weight * target.probabilities(self.node)
+        if tree.draws[child] is None or self._q is None:
+            self._q = proposal(tree, child, self._owed)
+        else:
+            self._q = without(self._q, self._token)
+        self._token = tree.tokens[child]
+        return share(float(self._owed[self._token]), float(self._q[self._token]))
+
+    def child_fell(self) -> None:
+        """The child that was tried last cannot stand, nor anything below it."""
+        assert self._owed is not None and self._q is not None
+        self._owed, self.weight = after_fall(self._owed, self.weight, self._q)
+
+    def left(self, target: Distributions) -> torch.Tensor:
+        """What the target's own token is drawn from."""
+        return target.probabilities(self.node) if self._owed is None else self._owed
+
+
+def families(tree: TokenTree) -> list[list[int]]:
+    """The children of every node that may be accepted, in index order."""
+    below: list[list[int]] = [[] for _ in tree.tokens]
+    for node in range(1, len(tree)):
+        if not tree.scouts[node]:
+            below[tree.parents[node]].append(node)
+    return below
+
+
+def proposal(tree: TokenTree, child: int, like: torch.Tensor) -> torch.Tensor:
+    """What a first child was drawn from, [vocab]; a chosen one from a q with all its mass on it."""
+    source = tree.draws[child]
+    if source is not None:
+        return cast(torch.Tensor, source.q).to(like)
+    q = torch.zeros_like(like)
+    q[tree.tokens[child]] = 1.0
+    return q
+
+
+def share(owed: float, q: float) -> float:
+    """min(1, owed / q): never more than 0 for a token that is owed nothing, and no division by a q of 0."""
+    return owed / q if owed < q else float(owed > 0.0)
+
+
+def after_fall(owed: torch.Tensor, weight: float, q: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """What a node owes, and its weight, once a child drawn from q has fallen."""
+    rest = (owed - q).clamp_(min=0.0)
+    total = float(rest.sum())
+    falls = total + (1.0 - weight)  # = 1 - sum of min(owed, q), without its rounding: a weight of 1 stays exactly 1
+    if falls == 0.0:
+        return owed, weight  # owed and q were equal: the child had weight 1, so it is rounding that let it fall
+    return rest.div_(falls), total / falls

@@ -1,0 +1,202 @@
+"""Drafters made of drafters: several merged into one tree, and cascades in which each level verifies the one below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.attention import tree_segment
+from slipstream.drafters import DrafterSpec, parse_speculate
+from slipstream.errors import OptionError
+from slipstream.models.load import load_model
+from tests.tiny import tiny_directory, tiny_draft, tiny_llm
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 6
+HOW = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=41),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=41),
+    "penalised": SamplingParams(temperature=0.8, repetition_penalty=1.3, seed=6, max_tokens=41),
+}
+
+
+def model(seed: int, **options: Any) -> dict[str, Any]:
+    return {"method": "draft_model", "model": f"tiny:{seed}", **options}
+
+
+def cascade(*levels: Any) -> dict[str, Any]:
+    return {"method": "cascade", "levels": list(levels)}
+
+
+def answer(speculate: Any, how: SamplingParams, **kwargs: Any) -> Any:
+    (output,) = tiny_llm(speculate=speculate, **kwargs).generate([PROMPT], how)
+    assert output.stats.draft_faults == 0
+    return output
+
+
+# -- how they are spelled ---------------------------------------------------------------------------------------------
+
+
+def test_plus_merges_and_cascade_stacks() -> None:
+    assert parse_speculate("suffix+ngram") == DrafterSpec(
+        "merge", {"drafters": (DrafterSpec("suffix"), DrafterSpec("ngram"))}
+    )
+    spec = parse_speculate("cascade:suffix:depth=4+draft_model:model=/a+b/c,depth=2")
+    assert [part.method for part in spec.parts()] == ["cascade", "suffix", "draft_model"]
+    assert spec.options["levels"][1].options == {"model": "/a+b/c", "depth": "2"}  # this plus is part of a path
+
+
+@pytest.mark.parametrize("text", ["suffix+ngram:max_n=3", "cascade:ngram+draft_model:model=x", "ngram:max_n=5"])
+def test_a_spec_reads_as_it_was_typed(text: str) -> None:
+    assert str(parse_speculate(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("suffix+sufix", "sufix"),
+        ("suffix+ngram:max_m=1", "unknown option of drafter 'ngram': 'max_m'"),
+        ({"method": "merge", "drafters": ["suffix"]}, "two drafters or more"),
+        ({"method": "merge", "drafters": "suffix"}, "not a list of drafters"),
+        ({"method": "merge", "drafters": ["suffix", "ngram"], "branch": 3}, "branch=3"),
+        ("cascade:suffix", "two levels or more"),
+        ("cascade:suffix+ngram", "ngram cannot verify the level below it"),
+        ({"method": "cascade", "levels": ["suffix", {"model": "x"}], "depth": 3}, "depth=3"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_speculate(value)
+
+
+# -- merging ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_draft_models_have_stores_of_their_own() -> None:
+    llm = tiny_llm(speculate={"method": "merge", "drafters": [model(0), model(1)]})
+    assert set(llm.cache.stores) == {"target", "draft_model.0", "draft_model.1"}
+    llm.use("suffix")
+    assert set(llm.cache.stores) == {"target"}
+
+
+def test_what_one_of_them_knows_is_accepted() -> None:
+    """A draft that knows nothing beside one that is the target: every step accepts what the latter says."""
+    for how in HOW.values():
+        output = answer({"method": "merge", "drafters": [model(1, depth=4), model(0, depth=4)]}, how)
+        assert output.stats.steps == -(-41 // 5)
+
+
+def test_merged_trees_share_what_begins_alike() -> None:
+    merged = {"method": "merge", "drafters": [model(0, depth=3), model(0, depth=3), model(1, depth=3)]}
+    output = answer(merged, SamplingParams(temperature=0.0, max_tokens=9))
+    assert output.stats.drafted < 3 * 3 * output.stats.steps  # two of the three say the same
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block", "traversal"])
+def test_sampled_nodes_are_not_merged(verifier: str) -> None:
+    with pytest.raises(OptionError, match=r"draft_model samples its nodes.*cannot be merged.*draw=top"):
+        tiny_llm(speculate={"method": "merge", "drafters": ["suffix", model(0)]}, verifier=verifier)
+    llm = tiny_llm(speculate={"method": "merge", "drafters": ["suffix", model(0, draw="top")]}, verifier=verifier)
+    (output,) = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=30))
+    assert output.stats.draft_faults == 0 and output.stats.accepted > 0
+
+
+# -- cascades ---------------------------------------------------------------------------------------------------------
+
+STACKS: dict[str, list[Any]] = {
+    "two models": [model(1, depth=3)],
+    "a model below a tree": [model(1, depth=3, nodes=6, branch=2)],
+    "repetition": ["suffix:min_confidence=0"],
+    "three levels": ["suffix:min_confidence=0", model(1, depth=3)],
+    "four levels": ["ngram:min_n=1", model(2, depth=2), model(1, depth=3)],
+}
+
+
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("how", HOW)
+def test_the_draft_is_what_the_last_model_says_alone(stack: str, how: str) -> None:
+    """The target as the last level: every token stands, whatever the levels below guess."""
+    output = answer(cascade(*STACKS[stack], model(0, depth=4)), HOW[how])
+    assert output.stats.steps == -(-41 // 5)
+    assert output.stats.accepted == 41 - output.stats.steps
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_cascade_accepts_what_its_last_model_accepts_alone(stack: str) -> None:
+    for how in HOW.values():
+        alone = answer(model(2, depth=4), how).stats
+        stacked = answer(cascade(*STACKS[stack], model(2, depth=4)), how).stats
+        assert (stacked.steps, stacked.accepted, stacked.drafted) == (alone.steps, alone.accepted, alone.drafted)
+
+
+def test_levels_save_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level that guesses right spares the model above it passes: that is all a cascade is for."""
+    counted = 0
+
+    def passes(speculate: Any) -> int:
+        nonlocal counted
+        counted = 0
+        llm = tiny_llm(speculate=speculate)
+        drafter = llm.engine.drafter
+        last = drafter._models[-1] if hasattr(drafter, "_models") else drafter
+        forward = last._model.forward
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(last._model, "forward", counting)
+        llm.generate([PROMPT], HOW["greedy"])
+        return counted
+
+    alone = passes(model(1, depth=6))
+    assert passes(cascade(model(1, depth=5), model(1, depth=6))) < alone / 5
+
+
+def test_the_stores_hold_exactly_what_was_said() -> None:
+    for levels in (["suffix:min_confidence=0", model(1, depth=4)], [model(0, depth=2), model(1, depth=3), model(0)]):
+        llm = tiny_llm(speculate=cascade(*levels))
+        stream = llm.stream(PROMPT * 4, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
+        for _ in range(9):
+            next(stream)
+        (sequence,) = llm.engine.scheduler.running
+        for number, level in enumerate(levels):
+            if isinstance(level, dict):
+                store, seed = f"draft_model.{number}", int(level["model"][-1])
+                assert_in_step(llm, store, seed, sequence)
+        stream.close()  # type: ignore[attr-defined]
+
+
+def assert_in_step(llm: LLM, store: str, seed: int, sequence: Any) -> None:
+    known = sequence.table.lengths[store]
+    assert len(sequence.tokens) - 8 <= known < len(sequence.tokens)
+    fresh, _ = load_model(tiny_directory(seed), dtype="float32", device="cpu")
+    table = llm.cache.open([])
+    llm.cache.reserve(table, known)
+    table.lengths[store] = 0
+    with torch.inference_mode():
+        fresh.forward(llm.cache, store, [tree_segment(table, 0, sequence.tokens[:known], None)])
+
+    def rows(pages: list[int]) -> torch.Tensor:
+        return torch.cat([llm.cache.stores[store][:, :, page] for page in pages], dim=3)[:, :, :, :known]
+
+    assert torch.equal(rows(sequence.table.pages), rows(table.pages))
+    llm.cache.release(table)
+
+
+def test_a_draft_with_a_short_context_ends_the_cascade_and_nothing_else() -> None:
+    short = {"method": "draft_model", "model": str(tiny_directory(0, context=90)), "depth": 4}
+    how = SamplingParams(temperature=0.7, seed=1, max_tokens=120)
+    output = answer(cascade("suffix", short), how)
+    assert output.token_ids == answer(None, how).token_ids
+    assert 20 < output.stats.accepted < 60
+
+
+def test_a_cascade_is_refused_in_a_merge_where_it_samples() -> None:
+    stacked = cascade("suffix", model(0))
+    with pytest.raises(OptionError, match="cascade samples its nodes"):
+        tiny_llm(speculate={"method": "merge", "drafters": ["ngram", stacked]}, verifier="rejection")
+    assert tiny_llm(speculate=tiny_draft({"method": "merge", "drafters": ["ngram", stacked]})).engine.drafter.origins
