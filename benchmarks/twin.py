@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,17 +10,18 @@ import torch
 from slipstream.models.checkpoint import Checkpoint
 
 
-def transformers_twin(checkpoint: Checkpoint) -> Any:
-    """A float32 LlamaForCausalLM with the weights of a dense Llama checkpoint of any format."""
+def transformers_twin(checkpoint: Checkpoint, layers: Sequence[int] | None = None) -> Any:
+    """A float32 LlamaForCausalLM with the weights of a dense Llama checkpoint of any format, or some of its layers."""
     import transformers
 
     config = checkpoint.config
+    kept = range(config.layers) if layers is None else layers
     twin = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.layers,
+            num_hidden_layers=len(kept),
             num_attention_heads=config.heads,
             num_key_value_heads=config.kv_heads,
             head_dim=config.head_dim,
@@ -33,8 +35,8 @@ def transformers_twin(checkpoint: Checkpoint) -> Any:
     ).eval()
     weights = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm"}
     weights["lm_head.weight"] = "embed" if config.tied_head else "head"
-    for index in range(config.layers):
-        ours, theirs = f"layers.{index}", f"model.layers.{index}"
+    for index, layer in enumerate(kept):
+        ours, theirs = f"layers.{layer}", f"model.layers.{index}"
         weights[f"{theirs}.input_layernorm.weight"] = f"{ours}.attn_norm"
         weights[f"{theirs}.post_attention_layernorm.weight"] = f"{ours}.mlp_norm"
         for name in "qkvo":

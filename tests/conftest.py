@@ -24,3 +24,12 @@ def smollm2_path() -> Path:
     from slipstream.models.builtin import DEFAULT_MODEL, fetch
 
     return fetch(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For modules of very small passes, which only wait for a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,147 +1,84 @@
-"""Tokenizers of every kind, and models that speak in them."""
+"""Tiny random models of architectures that only transformers computes, saved as it saves them."""
 
 from __future__ import annotations
 
 import functools
-import json
-import random
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+import transformers
 
-from slipstream.text import Tokenizer
-from tests.tiny import tiny_directory
+_FOLDER = Path(tempfile.mkdtemp(prefix="slipstream-foreign-"))
 
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog, and the other dogs look on. There, there: 2 + 2 = 4, not 1234!",
-    "def fox(dog):\n    return dog.jumps(over=True)  # 100%\n\n\nclass Dog:\n    legs = 4\n",
-    "Grüße aus Köln, où l'été est là. 東京は晴れ、東京は雨。 naïve café 👍🏽 👍",
-]
-_ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def byte_level(size: int = 400) -> tokenizers.Tokenizer:
-    """Merges inside words, as GPT-2 has them; 256 + 1 leaves single bytes."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<|end|>"], initial_alphabet=_ALPHABET, show_progress=False
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    return backend
-
-
-def sentencepiece() -> tokenizers.Tokenizer:
-    """Merges over the whole text, a space in front of it, bytes for what is unknown, and a BOS, as Llama 2 has them."""
-    trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trained.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    words = [word for line in CORPUS for word in line.replace(" ", " ▁").split(" ")]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
-    plain = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    plain.train_from_iterator(words, trainer)
-    state = json.loads(plain.to_str())
-    trained.model = models.BPE(
-        state["model"]["vocab"], [tuple(pair) for pair in state["model"]["merges"]], unk_token="<unk>", byte_fallback=True
-    )
-    trained.add_special_tokens(special[:3])
-    trained.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return trained
-
-
-def unigram() -> tokenizers.Tokenizer:
-    """The likeliest pieces, words begin with a visible space; the decoder is the library's."""
-    backend = tokenizers.Tokenizer(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=200, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False,
-        initial_alphabet=[chr(code) for code in range(33, 127)],
-    )  # fmt: skip
-    backend.train_from_iterator(CORPUS, trainer)
-    return backend
-
-
-def wordpiece() -> tokenizers.Tokenizer:
-    """Longest pieces first, lower case only: it changes the text that it is given."""
-    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece(cleanup=False)
-    backend.train_from_iterator(
-        CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"], show_progress=False)
-    )
-    return backend
-
-
-def characters(order: int = 0) -> tokenizers.Tokenizer:
-    """One token per printable ASCII character, and two special ones; `order` > 0 shuffles their ids."""
-    ids = list(range(95))
-    if order:
-        random.Random(order).shuffle(ids)
-    vocabulary = {chr(32 + i): id for i, id in enumerate(ids)} | {"<a>": 95, "<b>": 96}
-    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens(["<a>", "<b>"])
-    return backend
-
-
-KINDS: dict[str, Any] = {
-    "byte level": byte_level,
-    "bytes": lambda: byte_level(257),
-    "sentencepiece": sentencepiece,
-    "unigram": unigram,
-    "wordpiece": wordpiece,
-    "characters": characters,
+VOCABULARY, CONTEXT = 97, 300
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_MIXED = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+# What is special about each is what the adapter has to carry.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {}),  # learned positions
+    "opt": ("OPTForCausalLM", {"ffn_dim": 64, "word_embed_proj_dim": 32}),  # learned, counted from the mask by default
+    "phi": ("PhiForCausalLM", {"intermediate_size": 64, "num_key_value_heads": 2}),  # half of a head turns
+    "gpt_neox": ("GPTNeoXForCausalLM", {"intermediate_size": 64}),  # a quarter of a head turns
+    "gptj": ("GPTJForCausalLM", {"rotary_dim": 4}),  # neighbours turn; no fused attention
+    "falcon": ("FalconForCausalLM", {}),  # one K/V head for all
+    "phi3": ("Phi3ForCausalLM", {"intermediate_size": 64, "sliding_window": 40}),  # a window in every layer
+    "cohere2": ("Cohere2ForCausalLM", {"intermediate_size": 64, "sliding_window": 40, **_MIXED}),  # in every other
+    "deepseek": (  # keys and values of different widths, and experts
+        "DeepseekV3ForCausalLM",
+        {
+            "intermediate_size": 64,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 6,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 
 
-@functools.cache
-def tokenizer(kind: str) -> Tokenizer:
-    """One of KINDS as the package sees it."""
-    bos = {"bos_id": 1} if kind == "sentencepiece" else {}
-    return Tokenizer(KINDS[kind](), **bos)
-
-
-def directory(source: Path, backend: tokenizers.Tokenizer, **settings: Any) -> Path:
-    """A copy of a model's directory with another tokenizer, whose special tokens are named by `settings`."""
-    folder = Path(tempfile.mkdtemp(dir=source.parent))
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-def renumbered(source: Path, order: dict[int, int]) -> Path:
-    """A copy of a model's directory in which token `order[i]` is what token i was."""
-    folder = Path(tempfile.mkdtemp(dir=source.parent))
-    shutil.copytree(source, folder, dirs_exist_ok=True)
-    weights = load_file(folder / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        moved = torch.empty_like(weights[name])
-        moved[torch.tensor([order[i] for i in range(len(moved))])] = weights[name]
-        weights[name] = moved
-    save_file(weights, folder / "model.safetensors")
-    return folder
+def foreign_model(kind: str, seed: int = 0, **changes: Any) -> Any:
+    """One of KINDS, or any class of transformers, with weights that leave nothing at 0 or 1 and logits that differ."""
+    name, settings = KINDS.get(kind, (kind, {}))
+    chosen = getattr(transformers, name)
+    torch.manual_seed(seed)
+    model = chosen(chosen.config_class(**{**_SHAPE, **settings, **changes})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
 
 
 @functools.cache
-def foreign_directory(kind: str) -> Path:
-    """A draft for the tiny target with characters. `self`: the target under other ids; else a random model of a kind."""
-    if kind == "self":
-        backend = characters(order=7)
-        order = {id: backend.token_to_id(token) for token, id in characters().get_vocab().items()}
-        return directory(renumbered(tiny_directory(0), order), backend)
-    backend = KINDS[kind]()
-    return directory(tiny_directory(1, vocab_size=backend.get_vocab_size()), backend)
+def foreign_directory(kind: str, seed: int = 0) -> Path:
+    """Such a model on disk, without a tokenizer."""
+    return save(foreign_model(kind, seed))
+
+
+def save(model: Any) -> Path:
+    """Save a model into a directory of its own."""
+    folder = Path(tempfile.mkdtemp(dir=_FOLDER))
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    if bars:
+        transformers.utils.logging.enable_progress_bar()
+    return folder

@@ -108,8 +108,15 @@ class Asked:
     def choose(self, node: int) -> int:
         raise AssertionError("a p/q verifier draws its own tokens")
 
-    def key(self, node: int, purpose: int) -> tuple[int, int]:  # type: ignore[override]
+    def key(self, node: int, purpose: int) -> tuple[int, int]:
         return node, purpose
+
+
+class Numbered(Asked):
+    """The same, with numbers in place of dice."""
+
+    def key(self, node: int, purpose: int) -> int:  # type: ignore[override]
+        return noise.key(node, purpose)
 
 
 def outcomes(verifier: Verifier, tree: TokenTree, tables: Tables) -> list[Outcome]:
@@ -210,10 +217,20 @@ def mean_accepted(verifier: Verifier, target: Tables, drafts: Tables, shape: Sha
 
 def small_tables(depth: int) -> st.SearchStrategy[Tables]:
     """Three tokens after every prefix of up to `depth`. Small whole numbers: zeros, ties and certainty are common."""
-    prefixes = [p for length in range(depth + 1) for p in itertools.product(range(3), repeat=length)]
+    prefixes = small_prefixes(depth)
     row = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)
     rows = st.lists(row, min_size=len(prefixes), max_size=len(prefixes))
     return rows.map(lambda listed: dict(zip(prefixes, (distribution(*weights) for weights in listed), strict=True)))
+
+
+def random_tables(depth: int, seed: int) -> Tables:
+    """The same, by chance and without zeros."""
+    generator = np.random.default_rng(seed)
+    return {prefix: distribution(*generator.gamma(0.8, size=3) + 0.02) for prefix in small_prefixes(depth)}
+
+
+def small_prefixes(depth: int) -> list[Prefix]:
+    return [prefix for length in range(depth + 1) for prefix in itertools.product(range(3), repeat=length)]
 
 
 def distribution(*weights: float) -> torch.Tensor:

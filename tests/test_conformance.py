@@ -13,12 +13,18 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.drafters import drafter_names
 from slipstream.drafters.registry import drafter_class
+from tests.corpora import tiny_corpus
 from tests.tiny import tiny_draft, tiny_llm
 
 CASES: dict[str, list[Any]] = {
     "none": [None],
     "ngram": ["ngram:min_n=1,max_n=3"],
-    "suffix": ["suffix:min_confidence=0,nodes=20,depth=9", "suffix:shared=true,min_confidence=0"],
+    "suffix": [
+        "suffix:min_confidence=0,nodes=20,depth=9",
+        "suffix:shared=true,min_confidence=0",
+        f"suffix:corpus={tiny_corpus()},min_confidence=0",
+    ],
+    "lookahead": ["lookahead", "lookahead:window=3,ngram=3,guesses=2,pool=20", "lookahead:window=1,ngram=6,branch=1"],
     "draft_model": [
         {"method": "draft_model", "model": "tiny:0"},  # the target itself: everything is accepted
         {"method": "draft_model", "model": "tiny:1", "depth": 3},
@@ -27,8 +33,8 @@ CASES: dict[str, list[Any]] = {
         {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
     ],
     "foreign_draft": [
-        {"method": "foreign_draft", "model": "foreign:self"},  # the target itself, its tokens numbered otherwise
-        {"method": "foreign_draft", "model": "foreign:bytes", "depth": 3, "min_confidence": 0.01},
+        {"method": "foreign_draft", "model": "speaker:self"},  # the target itself, its tokens numbered otherwise
+        {"method": "foreign_draft", "model": "speaker:bytes", "depth": 3, "min_confidence": 0.01},
     ],
     "early_exit": [
         "early_exit:exit=1,depth=3",

@@ -71,14 +71,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}  # where the name does not follow from the model's
 
 
-def build(name: str, folder: Path) -> transformers.PreTrainedModel:
+def build(name: str, folder: Path, noise: float = 0.05, **changes: Any) -> transformers.PreTrainedModel:
+    """A tiny random model of a family, saved in `folder`, with some of its config changed."""
     kind, extra = FAMILIES[name]
     torch.manual_seed(len(name))
-    config = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))(**{**SHAPE, **extra})
+    config = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))(**{**SHAPE, **extra, **changes})
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms are constant at birth; errors there must show
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+            parameter.add_(torch.randn_like(parameter) * noise)
     model.save_pretrained(folder)
     return model
 

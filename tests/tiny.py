@@ -119,15 +119,15 @@ def tiny_llm(
 
 
 def tiny_draft(speculate: Any, vocab_size: int = 97) -> Any:
-    """Replace a draft model "tiny:SEED" or "foreign:KIND", wherever it is named, by the directory of such a model."""
+    """Replace a draft model "tiny:SEED" or "speaker:KIND", wherever it is named, by the directory of such a model."""
     if isinstance(speculate, Mapping):
         return {name: tiny_draft(value, vocab_size) for name, value in speculate.items()}
     if isinstance(speculate, list):
         return [tiny_draft(value, vocab_size) for value in speculate]
     if isinstance(speculate, str) and speculate.startswith("tiny:"):
         return str(tiny_directory(int(speculate.removeprefix("tiny:")), vocab_size))
-    if isinstance(speculate, str) and speculate.startswith("foreign:"):
-        from tests.foreign import foreign_directory
+    if isinstance(speculate, str) and speculate.startswith("speaker:"):
+        from tests.tongues import speaker
 
-        return str(foreign_directory(speculate.removeprefix("foreign:")))
+        return str(speaker(speculate.removeprefix("speaker:")))
     return speculate

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.commands.opening import fetch_models, spelled
 from slipstream.commands.options import Described, ModelSetup
 from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs, show_table
-from slipstream.errors import OptionError
+from slipstream.errors import DraftMismatch, OptionError
 from slipstream.models.memory import KV_SHARE, SPARE_PAGES, available_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from slipstream.drafters import DrafterSpec
+    from slipstream.drafters.translate import Crossing
     from slipstream.drafters.vocabulary import VocabularyComparison
+    from slipstream.models.adapter_checkpoint import AdapterCheckpoint
     from slipstream.models.checkpoint import Checkpoint
     from slipstream.models.config import ModelConfig
 
@@ -52,6 +55,15 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """How a draft's vocabulary compares with the target's, what translating costs if it is translated, what is wrong."""
+
+    vocabulary: VocabularyComparison
+    translation: Crossing | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
 class Findings:
     """All that was found out."""
 
@@ -63,7 +75,7 @@ class Findings:
     speculate: str
     draft_model: str | None
     draft_config: ModelConfig | None
-    vocabulary: VocabularyComparison | None
+    fit: Fit | None
     memory: Memory
 
     @property
@@ -72,8 +84,8 @@ class Findings:
         found = []
         if not self.memory.fits:
             found.append(self._memory_problem())
-        if self.vocabulary is not None and not self.vocabulary.same:
-            found.append(f"draft {self.draft_model} does not fit the target: {self.vocabulary.describe()}")
+        if self.fit is not None and self.fit.problem is not None:
+            found.append(self.fit.problem)
         return found
 
     def _memory_problem(self) -> str:
@@ -101,15 +113,17 @@ def examine(setup: ModelSetup) -> Findings:
     """Read headers and tokenizers and do the sums."""
     spec = setup.drafter()
     from slipstream.models.load import choose_device, choose_dtype, weight_bytes
-    from slipstream.models.loader import open_checkpoint
+    from slipstream.models.loader import open_model
 
     device = choose_device(setup.device)
     dtype = choose_dtype(setup.dtype, device)
     fetch_models(setup.model, spec)
-    target = open_checkpoint(setup.model)
+    target = open_model(setup.model)
     length = _length(setup.max_model_len, target.config.context)
     named = _draft_named(spec)
-    draft = open_checkpoint(named) if named else None
+    draft = open_model(named) if named else None
+    fit = _fit(spec, draft, target) if draft else None
+    draft_length = math.ceil(length * max(1.0, fit.translation.ratio)) if fit and fit.translation else length
     return Findings(
         model=setup.model,
         config=target.config,
@@ -119,12 +133,12 @@ def examine(setup: ModelSetup) -> Findings:
         speculate=spelled(spec),
         draft_model=named,
         draft_config=draft.config if draft else None,
-        vocabulary=_compare(draft, target) if draft else None,
+        fit=fit,
         memory=Memory(
             weights=weight_bytes(target.config, dtype),
             kv=_kv_bytes(target.config, dtype, length),
             draft_weights=weight_bytes(draft.config, dtype) if draft else 0,
-            draft_kv=_kv_bytes(draft.config, dtype, length) if draft else 0,
+            draft_kv=_kv_bytes(draft.config, dtype, draft_length) if draft else 0,
             available=available_bytes(device),
         ),
     )
@@ -146,12 +160,23 @@ def _draft_named(spec: DrafterSpec) -> str | None:
     return str(named) if named else None
 
 
-def _compare(draft: Checkpoint, target: Checkpoint) -> VocabularyComparison:
+def _fit(spec: DrafterSpec, draft: Checkpoint | AdapterCheckpoint, target: Checkpoint | AdapterCheckpoint) -> Fit:
+    """Compare the vocabularies; a drafter that translates between them says so in its class."""
+    from slipstream.drafters import drafter_class
+    from slipstream.drafters.translate import make_translator, measure
     from slipstream.drafters.vocabulary import compare_vocabularies
 
-    return compare_vocabularies(
-        draft.tokenizer(), draft.config.vocab_size, target.tokenizer(), target.config.vocab_size
-    )
+    ours, theirs = draft.tokenizer(), target.tokenizer()
+    compared = compare_vocabularies(ours, draft.config.vocab_size, theirs, target.config.vocab_size)
+    translation = problem = None
+    try:
+        if getattr(drafter_class(spec.method), "translates", False):
+            translation = measure(make_translator(draft.name, ours, theirs))
+        else:
+            compared.require_same(draft.name)
+    except DraftMismatch as error:
+        problem = str(error)
+    return Fit(compared, translation, problem)
 
 
 def _pages(tokens: int) -> int:
@@ -177,7 +202,7 @@ def _affordable(memory: Memory, tokens: int) -> int:
 
 def _as_dict(findings: Findings) -> dict[str, Any]:
     memory = asdict(findings.memory) | {"total": findings.memory.total}
-    vocabulary = findings.vocabulary
+    fit = findings.fit
     return {
         "model": findings.model,
         "architecture": _shape(findings.config),
@@ -186,11 +211,14 @@ def _as_dict(findings: Findings) -> dict[str, Any]:
         "max_model_len": findings.max_model_len,
         "speculate": findings.speculate,
         "draft": None
-        if findings.draft_config is None or vocabulary is None
+        if findings.draft_config is None or fit is None
         else {
             "model": findings.draft_model,
             "architecture": _shape(findings.draft_config),
-            "vocabulary": asdict(vocabulary) | {"same": vocabulary.same, "summary": vocabulary.describe()},
+            "vocabulary": asdict(fit.vocabulary) | {"same": fit.vocabulary.same, "summary": fit.vocabulary.describe()},
+            "translation": asdict(fit.translation) | {"summary": fit.translation.describe()}
+            if fit.translation
+            else None,
         },
         "memory_bytes": memory,
         "fits": findings.memory.fits,
@@ -200,7 +228,14 @@ def _as_dict(findings: Findings) -> dict[str, Any]:
 
 
 def _shape(config: ModelConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in _FACTS}
+    return {name: getattr(config, name) for name in _FACTS} | {"native": _native(config)}
+
+
+def _native(config: ModelConfig) -> bool:
+    """Whether our own decoder runs it; transformers does otherwise."""
+    from slipstream.models.adapter_checkpoint import AdapterConfig
+
+    return not isinstance(config, AdapterConfig)
 
 
 def _architecture(config: ModelConfig) -> str:
@@ -208,7 +243,7 @@ def _architecture(config: ModelConfig) -> str:
     return (
         f"{config.family}, {config.parameters / 1e6:,.1f} M parameters, {config.layers} layers, "
         f"width {config.hidden_size}, {config.heads} heads ({config.kv_heads} K/V){experts}, "
-        f"{config.vocab_size:,} tokens, context {config.context:,}"
+        f"{config.vocab_size:,} tokens, context {config.context:,}{'' if _native(config) else '; not native'}"
     )
 
 
@@ -220,9 +255,13 @@ def _print(findings: Findings) -> None:
         ("runs as", f"{findings.dtype} on {findings.device}"),
         ("drafter", findings.speculate),
     ]
-    if findings.draft_config is not None and findings.vocabulary is not None:
-        facts += [("draft", _architecture(findings.draft_config)), ("vocabulary", findings.vocabulary.describe())]
+    if findings.draft_config is not None and findings.fit is not None:
+        facts += [("draft", _architecture(findings.draft_config)), ("vocabulary", findings.fit.vocabulary.describe())]
+        if findings.fit.translation is not None:
+            facts.append(("translation", findings.fit.translation.describe()))
     show_pairs(facts)
+    if not all(_native(config) for config in (findings.config, findings.draft_config) if config is not None):
+        say("what is not native runs through transformers, slower; only loading it shows whether it can run trees")
     say()
     context = f"K/V for {findings.max_model_len:,} tokens"
     sums = [["weights", mebibytes(memory.weights)], [context, mebibytes(memory.kv)]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +26,8 @@ def build(
     ],
     output: Annotated[str, Described("directory to make; a corpus there is replaced", ("--output", "-o"), "DIR")],
     model: Annotated[
-        str, Described("whose tokenizer to use: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
+        str,
+        Described("whose tokenizer to use: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL"),
     ] = DEFAULT_MODEL,
     field: Annotated[
         str | None, Described("field of .jsonl lines with a text or chat messages (default: text, else messages)")
@@ -33,7 +36,7 @@ def build(
     """Build a corpus for --speculate suffix:corpus=DIR."""
     if not files:
         raise OptionError("there is nothing to build a corpus from", hint="name files or directories")
-    with passing("loading the tokenizer ..."):
+    with passing("loading torch ..."):
         from slipstream.drafters.corpus import fingerprint
         from slipstream.drafters.corpus_build import CorpusWriter, require_free
         from slipstream.drafters.corpus_files import Reader, find_sources
@@ -106,4 +109,7 @@ def _report(target: Path, header: Header) -> None:
     size = sum(file.stat().st_size for file in target.iterdir())
     shards = f"{len(header.shards)} shard{'s' if len(header.shards) > 1 else ''}"
     say(f"{target}: {header.documents:,} documents, {header.tokens:,} tokens, {shards}, {mebibytes(size)}")
-    note(f"use it with --speculate suffix:corpus={target}")
+    spelled = f"suffix:corpus={target}"
+    if "," in spelled:  # commas part options
+        spelled = json.dumps({"method": "suffix", "corpus": str(target)})
+    note(f"use it: slipstream run --speculate {shlex.quote(spelled)} ...")

@@ -127,7 +127,8 @@ def _print(finding: dict[str, Any], saved: list[Path], model: str) -> None:
 
 def _measured_line(finding: dict[str, Any]) -> str:
     measured, held_out = finding["measured"], finding["prompts"]["held_out"]
-    where = f"{held_out} prompts that the search did not see" if held_out else "the prompt of the search itself"
+    plural = "s" if held_out > 1 else ""
+    where = f"{held_out} prompt{plural} that the search did not see" if held_out else "the prompt of the search itself"
     return (
         f"Measured on {where}: {measured['speedup']:.2f}x plain decoding "
         f"({measured['tokens_per_second']:.1f} against {measured['plain_tokens_per_second']:.1f} tok/s), "

@@ -2,8 +2,8 @@
 
 A corpus is a directory. `corpus.json` says what is in it (`Header`); each shard is two files of the same length:
 
-    tokens-00000.bin     the ids of whole documents, each ended by a separator that is no token; 2 or 4 bytes, big-endian
-    suffixes-00000.bin   every position of that file, sorted by the `sorted_by` tokens that begin there; 4, little-endian
+    tokens-00000.bin     the ids of the documents, each ended by a separator that is no token; 2 or 4 bytes, big-endian
+    suffixes-00000.bin   every position in that file, sorted by the `sorted_by` tokens from there; 4, little-endian
 
 Ids are big-endian so that slices of the file compare, as bytes, the way their tokens do: a search is a bisection over
 slices. It needs no state per sequence, and a match is never longer than `sorted_by` tokens.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import mmap
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -27,7 +28,7 @@ from slipstream.text import Tokenizer
 
 FORMAT, VERSION = "slipstream corpus", 1
 HEADER = "corpus.json"
-SAMPLES = 256  # places of a wide match that are looked at, evenly spread
+SAMPLES = 64  # places of a wide match that are looked at; evenly spread, so few are enough
 _REBUILD = "build it again: slipstream corpus build FILES -o DIR -m MODEL"
 
 
@@ -44,7 +45,9 @@ class Header:
     documents: int
     tokens: int  # in all documents, without separators
     made_by: str  # the package and its version
-    sources: list[dict[str, Any]] = field(default_factory=list)  # what was read: path, files, skipped, documents, tokens
+    sources: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # what was read: path, files, skipped, documents, tokens
     format: str = FORMAT
     version: int = VERSION
 
@@ -61,12 +64,12 @@ class Header:
     def read(cls, folder: Path) -> Header:
         """The header of a corpus; whatever is not one, or does not fit the files beside it, is refused."""
         path = folder / HEADER
-        if not path.is_file():
-            what = "is no directory" if not folder.is_dir() else f"has no {HEADER}"
-            raise OptionError(f"no corpus: {str(folder)!r} {what}", hint="slipstream corpus build FILES -o DIR")
         try:
             content = json.loads(path.read_bytes())
-        except (ValueError, OSError, RecursionError) as error:
+        except (FileNotFoundError, NotADirectoryError):
+            what = f"has no {HEADER}" if folder.is_dir() else "is no directory"
+            raise OptionError(f"no corpus: {str(folder)!r} {what}", hint="make one: slipstream corpus build") from None
+        except (OSError, ValueError, RecursionError) as error:
             raise CorruptFile(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}", hint=_REBUILD) from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise CorruptFile(f"{str(path)!r} is not the header of a corpus", hint=_REBUILD)
@@ -124,7 +127,11 @@ class Corpus:
     def open(cls, path: str | Path) -> Corpus:
         """Map the corpus in a directory. OptionError or CorruptFile if there is none that can be used."""
         folder = Path(path).expanduser()
-        return cls(folder, Header.read(folder))
+        header = Header.read(folder)
+        try:
+            return cls(folder, header)
+        except OSError as error:
+            raise CorruptFile(f"the corpus in {str(folder)!r} cannot be read: {error.strerror}") from error
 
     def require_fits(self, tokenizer: Tokenizer | None, vocabulary: int) -> None:
         """Refuse a corpus whose ids mean something else than the model's."""
@@ -175,33 +182,40 @@ class _Shard:
         self._text = _mapped(folder / tokens_file(number))
         self._tokens = np.frombuffer(self._text, f">u{self._width}")
         self._suffixes = np.frombuffer(_mapped(folder / suffixes_file(number)), "<u4")
+        self._ranks = range(len(self._suffixes))
 
     def longest(self, text: bytes, least: int) -> int:
-        """How many tokens at the end of `text` occur here, if `least` do; 0 if not."""
-        most = len(text) // self._width
-        if most < least or not self._has(text[-least * self._width :]):
-            return 0
-        longer = range(least + 1, most + 1)  # what occurs is followed by what does not
-        return least + bisect_left(longer, True, key=lambda size: not self._has(text[-size * self._width :]))
+        """How many tokens at the end of `text` occur here, if `least` do; 0 if not.
 
-    def _has(self, pattern: bytes) -> bool:
-        rank = bisect_left(self._ranks, pattern, key=lambda rank: self._prefix(rank, len(pattern)))
-        return rank < len(self._suffixes) and self._prefix(rank, len(pattern)) == pattern
+        What is longer occurs less. Steps double and then halve: most matches are short, or what another shard had.
+        """
+        most = len(text) // self._width
+        if most < least or not self._has(text, least):
+            return 0
+        length, step = least, 1
+        while length + step <= most and self._has(text, length + step):
+            length, step = length + step, 2 * step
+        while step := step // 2:
+            if length + step <= most and self._has(text, length + step):
+                length += step
+        return length
+
+    def _has(self, text: bytes, length: int) -> bool:
+        pattern = text[-length * self._width :]
+        prefix = self._prefixes(len(pattern))
+        rank = bisect_left(self._ranks, pattern, key=prefix)
+        return rank < len(self._ranks) and prefix(rank) == pattern
 
     def span(self, pattern: bytes) -> tuple[int, int]:
         """The suffixes that begin with a pattern: from one rank to another."""
-        size = len(pattern)
-        first = bisect_left(self._ranks, pattern, key=lambda rank: self._prefix(rank, size))
-        return first, bisect_right(self._ranks, pattern, first, key=lambda rank: self._prefix(rank, size))
+        prefix = self._prefixes(len(pattern))
+        first = bisect_left(self._ranks, pattern, key=prefix)
+        return first, bisect_right(self._ranks, pattern, first, key=prefix)
 
-    @property
-    def _ranks(self) -> range:
-        return range(len(self._suffixes))
-
-    def _prefix(self, rank: int, size: int) -> bytes:
-        """The first bytes of a suffix."""
-        start = self._suffixes.item(rank) * self._width
-        return self._text[start : start + size]
+    def _prefixes(self, size: int) -> Callable[[int], bytes]:
+        """The first bytes of the suffix of a rank; they are in order."""
+        text, position, width = self._text, self._suffixes.item, self._width
+        return lambda rank: text[(start := position(rank) * width) : start + size]
 
     def after(self, ranks: np.ndarray[Any, np.dtype[np.int64]], length: int, depth: int) -> list[list[int]]:
         """The `depth` tokens that follow the first `length` of these suffixes."""

@@ -59,12 +59,11 @@ class CorpusWriter:
     ) -> None:
         self._target = Path(target).expanduser().resolve()
         require_free(self._target)
-        self._about = {"tokenizer": tokenizer, "vocabulary": vocabulary, "model": model}
+        self._tokenizer, self._model, self._vocabulary = tokenizer, model, vocabulary
         self._dtype = np.dtype(np.uint16 if vocabulary < 1 << 16 else np.uint32)
-        self._separator = np.full(1, np.iinfo(self._dtype).max, self._dtype)
-        self._vocabulary = vocabulary
-        self._room = shard_tokens - 1  # ids that the open shard still takes; the last place is a separator's
+        self._separator = np.full(1, (1 << 8 * self._dtype.itemsize) - 1, self._dtype)
         self._shard_tokens = shard_tokens
+        self._room = shard_tokens - 1  # ids that the open shard still takes; the last place is a separator's
         self._open: list[_Ids] = []
         self._in_document = False
         self._shards: list[int] = []
@@ -128,7 +127,9 @@ class CorpusWriter:
         if not self._shards:
             raise OptionError("there is nothing to build a corpus from: no text was found")
         header = Header(
-            **self._about,  # type: ignore[arg-type]
+            tokenizer=self._tokenizer,
+            model=self._model,
+            vocabulary=self._vocabulary,
             token_bytes=self._dtype.itemsize,
             sorted_by=SORTED_BY,
             shards=self._shards,

@@ -10,9 +10,10 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from slipstream.errors import CorruptFile, OptionError
 from slipstream.text import Tokenizer
@@ -24,6 +25,7 @@ _FIELDS = ("text", "messages")  # of a line, unless one is named
 _LETTER = r"[^\W\d_]"
 # Where every tokenizer that we know begins a new word, whatever stands before and behind: at a space between letters.
 _SAFE = re.compile(rf"(?s).*{_LETTER}(?= {_LETTER})")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile(r"(?s).*\n(?=\S)")
 
 Bytes = Callable[[int], None]  # told how many bytes more were read
@@ -49,17 +51,20 @@ def find_sources(given: Iterable[str], leave_out: Path) -> list[Source]:
 
     Hidden entries of directories, and the directory `leave_out`, are passed over.
     """
-    found = []
-    for name in given:
-        path = Path(name).expanduser()
+    return [_source(name, leave_out.resolve()) for name in given]
+
+
+def _source(given: str, leave_out: Path) -> Source:
+    path = Path(given).expanduser()
+    try:
         if path.is_dir():
-            found.append(Source(name, list(_walk(path, leave_out.expanduser().resolve())), True))
-        elif path.is_file():
-            found.append(Source(name, [path], False))
-        else:
-            what = "is neither a file nor a directory" if path.exists() else "does not exist"
-            raise OptionError(f"{name!r} {what}")
-    return found
+            return Source(given, list(_walk(path, leave_out)), is_directory=True)
+        if path.is_file():
+            return Source(given, [path], is_directory=False)
+        what = "is neither a file nor a directory" if path.exists() else "does not exist"
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+    raise OptionError(f"{given!r} {what}")
 
 
 def _walk(folder: Path, leave_out: Path) -> Iterator[Path]:
@@ -90,7 +95,7 @@ class Reader:
         has no text is refused.
         """
         for source in sources:
-            for path in list(source.files):
+            for path in source.files:
                 try:
                     for document in self._documents(path, lambda _: None):
                         for _ in document:
@@ -98,8 +103,9 @@ class Reader:
                 except NotText:
                     if not source.is_directory:
                         raise
-                    source.files.remove(path)
                     source.skipped.append(path)
+            skipped = set(source.skipped)
+            source.files = [path for path in source.files if path not in skipped]
             source.size = sum(path.stat().st_size for path in source.files)
 
     def read(self, path: Path, progress: Bytes) -> Iterator[Iterator[list[int]]]:
@@ -108,24 +114,22 @@ class Reader:
             yield self._ids(document)
 
     def _documents(self, path: Path, progress: Bytes) -> Iterator[Iterable[str]]:
-        try:
-            if path.suffix == ".jsonl":
-                for text in self._lines(path, progress):
-                    yield (text[start : start + self._piece] for start in range(0, len(text), self._piece))
-            else:
-                yield self._blocks(path, progress)
-        except OSError as error:
-            raise OptionError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+        """Documents as blocks of text. A block is bounded, but a line of JSON is read whole."""
+        if path.suffix == ".jsonl":
+            for text in self._lines(path, progress):
+                yield (text[start : start + self._piece] for start in range(0, len(text), self._piece))
+        else:
+            yield self._blocks(path, progress)
 
     def _blocks(self, path: Path, progress: Bytes) -> Iterator[str]:
         decoder, line = codecs.getincrementaldecoder("utf-8-sig")(), 1
-        with path.open("rb") as file:
+        with _opened(path) as file:
             while True:
                 block = file.read(self._piece)
                 try:
                     text = decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
-                    raise _not_text(path, line + error.object.count(b"\n", 0, error.start), error) from None
+                    raise _not_text(path, line + error.object.count(b"\n", 0, error.start), error.reason) from None
                 if "\0" in text:
                     raise _not_text(path, line + text.count("\n", 0, text.index("\0")), "a NUL byte")
                 if not block:
@@ -135,12 +139,12 @@ class Reader:
                 progress(len(block))
 
     def _lines(self, path: Path, progress: Bytes) -> Iterator[str]:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for number, raw in enumerate(file, 1):
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
-                    raise _not_text(path, number, error) from None
+                    raise _not_text(path, number, error.reason) from None
                 if line.strip():
                     yield self._text(f"{str(path)!r} line {number}", line)
                 progress(len(raw))
@@ -153,18 +157,20 @@ class Reader:
             raise CorruptFile(f"{place} is not JSON: {error}") from None
         if not isinstance(value, Mapping):
             raise CorruptFile(f"{place} is not a JSON object but {type(value).__name__}")
-        content = next((value[key] for key in self._keys if key in value), None)
-        if content is None:
+        key = next((key for key in self._keys if key in value), None)
+        if key is None:
             wanted, there = " or ".join(map(repr, self._keys)), ", ".join(map(repr, value)) or "nothing"
             raise CorruptFile(f"{place} has no field {wanted}; it has {there}", hint="name one with --field")
+        content = value[key]
         if isinstance(content, list):
             try:
                 content = self._tokenizer.render_chat(content, add_generation_prompt=False)
             except OptionError as error:
                 raise CorruptFile(f"{place}: {error.message}", hint=error.hint) from None
         if not isinstance(content, str):
-            raise CorruptFile(f"{place} has no text but {type(content).__name__}", hint="a string, or chat messages")
-        if any("\ud800" <= character <= "\udfff" for character in content):
+            what = f"{place}: {key!r} is not a text but {type(content).__name__}"
+            raise CorruptFile(what, hint="valid: a string, or chat messages")
+        if _SURROGATE.search(content):
             raise CorruptFile(f"{place} has half a surrogate pair, which is no character")
         return content
 
@@ -198,6 +204,14 @@ def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
         yield held
 
 
-def _not_text(path: Path, line: int, why: Any) -> NotText:
-    reason = why.reason if isinstance(why, UnicodeDecodeError) else why
-    return NotText(f"{str(path)!r} is not UTF-8 text: {reason} in line {line}", hint="convert it, or leave it out")
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise OptionError(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
+
+
+def _not_text(path: Path, line: int, why: str) -> NotText:
+    return NotText(f"{str(path)!r} is not UTF-8 text: {why} in line {line}", hint="convert it, or leave it out")

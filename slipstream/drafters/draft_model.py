@@ -26,9 +26,9 @@ _CHUNK = 512  # tokens of a prompt fed per pass when catching up
 
 @dataclass(frozen=True)
 class DraftModelOptions(GrowthOptions):
-    """`model`: path, hub id or built-in name. `nodes`: 0 for as many as a chain has levels, or four per level of a tree.
-    `draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read q); `auto` samples where the verifier
-    reads q and the request samples.
+    """`model`: path, hub id or built-in name. `nodes`: 0 for as many as a chain has levels, or four per level of a
+    tree. `draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read q); `auto` samples where the
+    verifier reads q and the request does.
     """
 
     model: str = ""

@@ -1,10 +1,10 @@
-"""`foreign_draft`: a draft model with another tokenizer drafts text, which is offered in the target's tokens.
+"""`foreign_draft`: a draft model with another tokenizer writes text, which is offered in the target's tokens.
 
-The draft reads the text of the sequence in its own tokens, writes on, always its likeliest token, and what it wrote is
-translated back as far as the target's tokens are certain (`translate.py`). There is no q that a verifier could compare
-with p, so verifiers that read q are refused; under `match` the draft is as invisible as any.
+The draft reads the text of the sequence in its own tokens and writes on; what it wrote is translated back as far as the
+target's tokens are certain (`translate.py`). There is no q that a verifier could compare with p, so verifiers that read
+q are refused; under `match` the draft is as invisible as any.
 
-The draft's tokens are not the target's, and may be many more, so their K/V lie in a cache of the drafter's own. A
+The draft's tokens may be many more than the target's, so their K/V lie in pages of their own (`own_store.py`). A
 proposal keeps of the rows there what the text still begins with, and feeds the rest: nothing has to be observed.
 """
 
@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
 
-from slipstream.attention import tree_segment
-from slipstream.cache import PAGE_SIZE, PagedCache, PageTable
+from slipstream.cache import PagedCache
 from slipstream.drafters.base import Drafter, DraftOptions, Wish
-from slipstream.drafters.translate import Reading, agreeing, make_translator, measure
-from slipstream.errors import CacheFull, OptionError
+from slipstream.drafters.levels import likeliest
+from slipstream.drafters.own_store import Held, OwnStore
+from slipstream.drafters.translate import Reading, Spelled, make_translator, measure
+from slipstream.errors import OptionError
 from slipstream.sequence import Sequence
 from slipstream.text import IncrementalDecoder
 from slipstream.tree import TokenTree
 
-_CHUNK = 512  # tokens of a prompt fed per pass when catching up
 _PRIOR = 32  # tokens that the sample text's ratio weighs against the sequence's own
 _PRIMER = 16  # tokens that decoding needs of what came before
 
@@ -49,32 +50,36 @@ class ForeignDraftOptions(DraftOptions):
             raise OptionError("foreign_draft needs a model", hint="foreign_draft:model=PATH")
 
 
-@dataclass(eq=False)
+@dataclass
 class _Kept:
-    """What is kept of a sequence: its text as far as it is final, and the draft's tokens whose K/V are in the pages."""
+    """What is kept of a sequence between steps."""
 
-    reading: Reading = field(default_factory=Reading)
-    ids: list[int] = field(default_factory=list)
-    table: PageTable | None = None
+    reading: Reading = field(default_factory=Reading)  # of the tokens that are final
+    held: Held = field(default_factory=Held)
 
 
-@dataclass(eq=False)
-class _Writing:
+@dataclass
+class _Draft:
     """A draft while it is written, behind a reading of the sequence's text."""
 
     wish: Wish
-    kept: _Kept
-    table: PageTable
     reading: Reading
+    held: Held
     pending: list[int]  # tokens that have to be fed before the next one can be chosen
-    enough: int  # tokens that should be as many as the plan wants, and
-    most: int  # tokens at which writing ends in any case
+    enough: int  # tokens that should give as many of the target's as are wanted
+    most: int  # tokens after which writing ends
     decoder: IncrementalDecoder
-    tree: TokenTree
     text: str = ""
-    joint: float = 1.0  # probability under the draft of all that was written
-    reached: list[int] = field(default_factory=list)  # bytes of text after each token, and
-    certainty: list[float] = field(default_factory=list)  # its joint probability
+    reached: list[int] = field(default_factory=lambda: [0])  # bytes of text at first and after each token
+    joints: list[float] = field(default_factory=lambda: [1.0])  # probability of all that was written until there
+    ended: bool = False
+    ending: int | None = None  # the target's token for the end
+    spelled: Spelled | None = None  # the text in the target's tokens, once it was asked for
+
+    @property
+    def count(self) -> int:
+        """How many tokens were written."""
+        return len(self.reached) - 1
 
     @property
     def wanted(self) -> int:
@@ -82,175 +87,160 @@ class _Writing:
         return min(self.wish.plan.depth, self.wish.plan.nodes)
 
 
+class _Twins:
+    """Tokens that both models have: `theirs[d]` is the target's for d of the draft, `ours` the way back."""
+
+    def __init__(self, twins: Mapping[int, int], rows: int, target_rows: int, device: str) -> None:
+        self.theirs = {ours: theirs for ours, theirs in twins.items() if ours < rows and theirs < target_rows}
+        self.ours = {theirs: ours for ours, theirs in self.theirs.items()}
+        self._from = torch.tensor(list(self.theirs), dtype=torch.int64, device=device)
+        self._to = torch.tensor(list(self.theirs.values()), dtype=torch.int64, device=device)
+        self._size = target_rows
+
+    def carried(self, row: torch.Tensor) -> torch.Tensor:
+        """The draft's logits at the target's ids, [target's vocab]; -inf where there is no twin."""
+        carried = row.new_full((self._size,), float("-inf"))
+        carried[self._to] = row[self._from]
+        return carried
+
+
 class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
     """Draft with a model of another vocabulary."""
 
     name = "foreign_draft"
-    summary = "a smaller model of another vocabulary, as a chain; its text is translated into the target's tokens"
-    helps = "any text, if the family of the target has no small member; one that shares the vocabulary is better"
-    cost = "a pass of the draft per token of its own, one word more than is offered; its weights and K/V in memory"
-    needs = "a model with another tokenizer, and the verifier `match`"
+    summary = "a smaller model of another vocabulary; its text is translated into a chain of the target's tokens"
+    helps = "any text, where the target's family has no small member; a draft of the target's vocabulary is better"
+    cost = "one pass of the draft per token of its own, about a word more than is offered; its weights and its K/V"
+    needs = "a model with another tokenizer, and a verifier that does not read q"
     options_type = ForeignDraftOptions
-    translates = True  # `check` asks what the translation costs instead of refusing the vocabulary
+    translates = True  # `slipstream check` tells what the translation costs, and does not refuse the vocabulary
 
     def attach(self, cache: PagedCache) -> None:
         from slipstream.models.load import load_model
 
         if self.target.reads_draws:
             raise OptionError(
-                "foreign_draft cannot serve a verifier that reads q: probabilities over another vocabulary cannot be "
+                "foreign_draft cannot serve a verifier that reads q: a probability over another vocabulary cannot be "
                 "compared with the target's",
                 hint="use the verifier `match`, or draft_model with a draft of the target's vocabulary",
             )
-        self._model, tokenizer = load_model(self.options.model, dtype=self.target.dtype, device=self.target.device)
-        self._translator = make_translator(self._model.name, tokenizer, self.target.tokenizer)
-        self._ratio = measure(self._translator).ratio
+        model, tokenizer = load_model(self.options.model, dtype=self.target.dtype, device=self.target.device)
+        self._translator = make_translator(model.name, tokenizer, self.target.tokenizer)
+        crossing = measure(self._translator)
+        self._ratio = crossing.ratio
+        self._context = model.config.context
         self._tokenizer = self._translator.draft.tokenizer
-        self._endings = self._translate_endings()
+        self._rowless = frozenset(range(model.config.vocab_size, len(self._tokenizer)))  # tokens that the model lacks
+        self._endings = self._translator.endings()
+        twins = self._translator.twins() if crossing.aligned else {}
+        rows = min(len(self._tokenizer), model.config.vocab_size)
+        self._twins = _Twins(twins, rows, self.target.config.vocab_size, self.target.device)
         # Room for the text of as many tokens as the target's cache holds.
-        self._cache = PagedCache(math.ceil(cache.capacity * max(1.0, self._ratio)), cache.device)
-        self._model.add_store(self._cache, self.key)
-        self._open: dict[_Kept, None] = {}  # those with pages, the least recently used first
-
-    def _translate_endings(self) -> dict[int, int | None]:
-        """For each token that ends the draft's text: the target's token that says so, its namesake if there is one."""
-        target = self._translator.target.tokenizer
-        first = next(iter(target.eos_ids), None)
-        namesakes = {target.token(id): id for id in target.eos_ids}
-        return {id: namesakes.get(self._tokenizer.token(id), first) for id in self._tokenizer.eos_ids}
+        self._store = OwnStore(model, self.key, math.ceil(cache.capacity * max(1.0, self._ratio)))
 
     # -- proposing ----------------------------------------------------------------------------------------------------
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        busy = {wish.sequence.drafting.setdefault(self.key, _Kept()) for wish in wishes}
-        begun = [self._begin(wish, busy) for wish in wishes]
-        writing = [draft for draft in begun if draft is not None]
+        at_work = {wish.sequence.drafting.setdefault(self.key, _Kept()).held for wish in wishes}
+        drafts = [self._begin(wish, at_work) for wish in wishes]
+        writing = [draft for draft in drafts if draft is not None]
         while writing:
-            rows = self._feed(writing)
+            rows = self._store.feed([(draft.held, draft.pending) for draft in writing])
             writing = [draft for draft, row in zip(writing, rows, strict=True) if self._write(draft, row)]
         return [
-            TokenTree(wish.sequence.tokens[-1]) if draft is None else draft.tree
-            for wish, draft in zip(wishes, begun, strict=True)
+            TokenTree(wish.sequence.tokens[-1]) if draft is None else self._tree(draft)
+            for wish, draft in zip(wishes, drafts, strict=True)
         ]
 
-    def _begin(self, wish: Wish, busy: set[_Kept]) -> _Writing | None:
+    def _begin(self, wish: Wish, at_work: set[Held]) -> _Draft | None:
         """What has to be fed for this sequence; None where nothing can be drafted in this step."""
         sequence = wish.sequence
         kept: _Kept = sequence.drafting[self.key]
-        certain = len(kept.reading.fixed)
+        same = len(kept.reading.fixed)
         read = self._read(kept, sequence)
         if read is None:
             return None
         reading, ids = read
         ratio = (len(ids) + _PRIOR * self._ratio) / (len(sequence.tokens) + _PRIOR)
         enough = math.ceil(ratio * wish.plan.depth)
-        most = min(2 * enough + 2, self._model.config.context - len(ids))
-        if not ids or most < 1 or max(ids[certain:], default=0) >= self._model.config.vocab_size:
+        most = min(2 * enough + 2, self._context - len(ids))
+        if not ids or most < 1 or (self._rowless and not self._rowless.isdisjoint(ids)):
+            self._store.release(kept.held)
             return None
-        table = self._pages(kept, ids, len(ids) + most, busy)
-        if table is None:
+        if not self._store.hold(kept.held, ids, same, most, at_work):
             return None
-        # The last token is fed again, also where it is known, for the logits behind it.
-        start = min(certain, len(kept.ids))
-        same = min(start + agreeing(kept.ids[start:], ids[start:]), len(ids) - 1)
-        self._cache.truncate(table, self.key, same)
-        del kept.ids[same:]
-        self._cache.share(table, self.key, kept.reading.fixed)  # other sequences may begin with the same text
+        self._store.share(kept.held, kept.reading.fixed)
         primer = ids[max(len(ids) - _PRIMER, len(self._translator.draft.opening)) :]
         decoder = IncrementalDecoder(self._tokenizer, primer, skip_special=False)
-        tree = TokenTree(sequence.tokens[-1])
-        return _Writing(wish, kept, table, reading, ids[same:], enough, most, decoder, tree)
+        pending = ids[len(kept.held.ids) :]
+        return _Draft(wish, reading, kept.held, pending, enough, most, decoder)
 
     def _read(self, kept: _Kept, sequence: Sequence) -> tuple[Reading, list[int]] | None:
-        """The sequence's text in the draft's tokens. Guesses that another drafter may take back are not kept as read."""
+        """The sequence's text in the draft's tokens. Guesses that may be taken back again are not kept as read."""
         tokens, settled = sequence.tokens, sequence.settled
         final = self._translator.read(kept.reading, tokens[:settled])
         if final is not None:
             kept.reading = final[0]
         return final if settled == len(tokens) else self._translator.read(kept.reading, tokens)
 
-    def _pages(self, kept: _Kept, ids: list[int], rows: int, busy: set[_Kept]) -> PageTable | None:
-        """Pages for so many rows; sequences that do not draft in this step make room. None if there is too little."""
-        if rows > self._cache.capacity * PAGE_SIZE:
-            self._forget(kept)
-            return None
-        if kept.table is None:
-            kept.table = self._cache.open(ids)
-            kept.ids = ids[: kept.table.lengths[self.key]]
-        self._open.pop(kept, None)
-        self._open[kept] = None
-        while True:
-            try:
-                self._cache.reserve(kept.table, rows)
-                return kept.table
-            except CacheFull:
-                idle = next((other for other in self._open if other not in busy), None)
-                self._forget(idle or kept)  # what one alone cannot use, the others can
-                if idle is None:
-                    return None
-
-    def _forget(self, kept: _Kept) -> None:
-        """Give the pages back; the text will be fed anew when there is room."""
-        if kept.table is not None:
-            self._cache.release(kept.table)
-            self._open.pop(kept, None)
-            kept.table, kept.ids = None, []
-
-    def _feed(self, writing: list[_Writing]) -> list[torch.Tensor]:
-        """Feed what is pending, a chunk of each in every pass; the logits [vocab] behind the last token of each."""
-        waiting, rows = writing, dict[_Writing, torch.Tensor]()
-        while waiting:
-            segments = []
-            for draft in waiting:
-                chunk = draft.pending[:_CHUNK]
-                last = TokenTree(chunk[-1]) if len(chunk) == len(draft.pending) else None
-                segments.append(tree_segment(draft.table, len(draft.kept.ids), chunk, last))
-            logits = iter(self._model.forward(self._cache, self.key, segments).logits)
-            for draft, segment in zip(waiting, segments, strict=True):
-                draft.kept.ids += segment.tokens
-                draft.table.lengths[self.key] = len(draft.kept.ids)
-                draft.pending = draft.pending[segment.rows :]
-                if not draft.pending:
-                    rows[draft] = next(logits)
-            waiting = [draft for draft in waiting if draft.pending]
-        return [rows[draft] for draft in writing]
-
     # -- writing and translating --------------------------------------------------------------------------------------
 
-    def _write(self, draft: _Writing, row: torch.Tensor) -> bool:
-        """Add the likeliest token; whether to go on."""
+    def _write(self, draft: _Draft, row: torch.Tensor) -> bool:
+        """Add a token by the logits [vocab] behind the last one; whether to go on."""
+        token, probability = self._choose(draft, row)
+        joint = draft.joints[-1] * probability
+        if joint < draft.wish.plan.min_confidence:
+            return False
+        if token in self._endings:
+            draft.ended, draft.ending = True, self._endings[token]
+        else:
+            draft.text += draft.decoder.push([token])
+            draft.pending, draft.spelled = [token], None
+        draft.reached.append(len(draft.text.encode()))
+        draft.joints.append(joint)
+        if draft.ended or draft.count < draft.enough:
+            return not draft.ended
+        spelled = self._spell(draft)
+        return spelled.whole and spelled.settled < draft.wanted and draft.count < draft.most
+
+    def _choose(self, draft: _Draft, row: torch.Tensor) -> tuple[int, float]:
+        """The next token and its probability: the draft's likeliest.
+
+        Where the target has the same token, the request's parameters apply as they do to the target, and the noise that
+        the target will read is counted in, so that both choose alike as often as possible.
+        """
         row = row[: len(self._tokenizer)].float()  # more rows than tokens are padding
         token = int(row.argmax())
-        draft.joint *= float(torch.softmax(row, dim=0)[token])
-        if draft.joint < draft.wish.plan.min_confidence or token in self._endings:
-            self._translate(draft, token)
-            return False
-        draft.text += draft.decoder.push([token])
-        draft.reached.append(len(draft.text.encode()))
-        draft.certainty.append(draft.joint)
-        draft.pending = [token]
-        if len(draft.reached) < draft.enough:
-            return True
-        self._translate(draft)
-        return len(draft.tree) <= draft.wanted and len(draft.reached) < draft.most
+        sampler, params = draft.wish.sequence.sampler, draft.wish.sequence.params
+        plain = params.greedy and not params.penalised and not params.bias
+        if not plain and token in self._twins.theirs and (spelled := self._spell(draft)).whole:
+            ((chosen, probability),) = likeliest(sampler, self._twins.carried(row), spelled.ids, 1)
+            return self._twins.ours[chosen], probability
+        return token, float(torch.softmax(row, dim=0)[token])
 
-    def _translate(self, draft: _Writing, last: int | None = None) -> None:
-        """Offer the text in the target's tokens, and the end of the text if `last` is one."""
-        ended = last in self._endings and draft.joint >= draft.wish.plan.min_confidence
-        spelled = self._translator.offer(draft.reading, draft.text, ended)
-        draft.tree = TokenTree(draft.tree.tokens[0])
-        guesses = [
-            (token, draft.certainty[bisect_left(draft.reached, end)])
-            for token, end in zip(spelled.ids, spelled.ends, strict=True)
-        ]
-        whole = [0, *spelled.ends][-1] == len(draft.text.encode())
-        if ended and whole and (ending := self._endings[last]) is not None:
-            guesses.append((ending, draft.joint))
+    def _spell(self, draft: _Draft) -> Spelled:
+        if draft.spelled is None:
+            draft.spelled = self._translator.back(draft.reading, draft.text)
+        return draft.spelled
+
+    def _tree(self, draft: _Draft) -> TokenTree:
+        """What is certain of the text, and its end, in the target's tokens."""
+        spelled = self._spell(draft)
+        ended = draft.ended and spelled.whole  # nothing can follow: all of it is certain
+        # A guess is as probable as the first of the draft's tokens that reach so far.
+        joints = [draft.joints[bisect_left(draft.reached, end)] for end in spelled.ends if end <= draft.reached[-1]]
+        guesses = list(zip(spelled.ids, joints, strict=False))[: None if ended else spelled.settled]
+        if ended and draft.ending is not None:
+            guesses.append((draft.ending, draft.joints[-1]))
+        tree = TokenTree(draft.wish.sequence.tokens[-1])
         node = 0
-        for token, confidence in guesses[: draft.wanted]:
-            node = draft.tree.add(node, token, origin=self.name, confidence=confidence)
+        for token, joint in guesses[: draft.wanted]:
+            if token >= self.target.config.vocab_size:  # the tokenizer has it and the model has not
+                break
+            node = tree.add(node, token, origin=self.name, confidence=joint)
+        return tree
 
     def close(self, sequence: Sequence) -> None:
         kept = sequence.drafting.pop(self.key, None)
         if kept is not None:
-            self._forget(kept)
+            self._store.release(kept.held)

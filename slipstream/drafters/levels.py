@@ -28,7 +28,7 @@ from slipstream.types import Plan
 @dataclass(frozen=True)
 class GrowthOptions(DraftOptions):
     """`nodes`: 0 for as many as a chain has levels, or four per level of a tree. `draw`: `top` (chosen nodes) or
-    `sample` (sampled ones, for verifiers that read q); `auto` samples where the verifier reads q and the request samples.
+    `sample` (sampled ones, for verifiers that read q); `auto` samples where the verifier reads q and the request does.
     """
 
     depth: int = 4

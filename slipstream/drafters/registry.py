@@ -28,6 +28,7 @@ _BUILT_IN = {
     "none": "slipstream.drafters.none:NoDrafter",
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
+    "lookahead": "slipstream.drafters.lookahead:LookaheadDrafter",
     "draft_model": "slipstream.drafters.draft_model:DraftModelDrafter",
     "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
     "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",

@@ -25,6 +25,7 @@ from slipstream.types import Plan
 if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
+
 @dataclass(frozen=True)
 class SuffixOptions(DraftOptions):
     """`min_match`: shortest repeated suffix to draft from. `shared`: also learn from earlier answers of this process

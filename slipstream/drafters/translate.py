@@ -13,8 +13,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from slipstream.drafters.own_store import agreeing
 from slipstream.drafters.vocabulary import compare_vocabularies
 from slipstream.errors import DraftMismatch
 from slipstream.text import IncrementalDecoder, Tokenizer
@@ -39,11 +40,12 @@ def crates(catch: dict[str, float], size: int = 25) -> int:
 
 @dataclass(frozen=True)
 class Spelled:
-    """The tokens of a text: `ends[i]` bytes of it are spelled after token i, and `settled` tokens are final."""
+    """The tokens of a text."""
 
     ids: list[int]
-    ends: list[int]
-    settled: int
+    ends: list[int]  # after each: how many bytes are spelled
+    settled: int  # so many of the first spell the text, whatever may follow it
+    whole: bool  # all of them spell the text to its end
 
 
 class Lexicon:
@@ -58,32 +60,36 @@ class Lexicon:
         special = tokenizer.encode("")
         self.opening = special[:1] if special[:1] == [tokenizer.bos_id] else []  # BOS, where a text begins with one
 
-    def behind(self, before: str, after: str, ended: bool = False) -> Spelled | None:
-        """The tokens of `after` as it stands behind `before`; None if a token would lie across the place between.
-
-        `ended`: nothing can follow, so all is settled that spells the text.
-        """
-        before = before.lstrip()  # a space at the beginning of a text is what decoders take off
+    def behind(self, before: str, after: str) -> Spelled | None:
+        """The tokens of `after` as it stands behind `before`; None if a token would lie across the place between."""
+        before = before.lstrip() or before  # encoders and decoders may treat the first space of a text in their own way
         text = (before + after).encode()
-        place = len(before.encode())
         ids = self.tokenizer.encode(before + after, add_special=False)
         pieces = [self.entries[id] for id in ids]
         spelled = b"".join(pieces)
-        # Encoders may put a space in front of a text: `lead` bytes that are not the text's.
-        same, lead = max((agreeing(spelled[lead:], text), lead) for lead in (1, 0))
-        ends = [max(0, end - lead) for end in accumulate(map(len, pieces), initial=0)]
+        lead = max((0, 1), key=lambda lead: agreeing(spelled[lead:], text))  # a space that the encoder put in front
+        text = spelled[:lead] + text
+        same = agreeing(spelled, text)
+        origin = lead + len(before.encode())
+        place = origin if before else 0
+        ends = list(accumulate(map(len, pieces), initial=0))
         if same < place or place not in ends:
             return None
         first = ends.index(place)
         right = (n for n in range(len(ids), first, -1) if ends[n] <= same)
-        last = next((n for n in right if self._final(text, ends[n], ended)), first)
-        return Spelled(ids[first:], [end - place for end in ends[first + 1 :]], last - first)
+        last = next((n for n in right if self._settled(text, ends[n])), first)
+        return Spelled(ids[first:], [end - origin for end in ends[first + 1 :]], last - first, whole=spelled == text)
 
-    def _final(self, text: bytes, at: int, ended: bool) -> bool:
-        """Whether a boundary of tokens is one of characters, and settled."""
-        if text[at : at + 1] and text[at] & 0xC0 == 0x80:
-            return False
-        return ended or len(text) - at > _FAR or not self._crossed(text, at)
+    def cuts(self, text: str) -> list[tuple[int, int]]:
+        """Where each token of a text begins and ends; never empty."""
+        spelled = self.behind("", text)
+        ends = spelled.ends if spelled is not None and spelled.ids else [0]
+        return list(pairwise([0, *ends]))
+
+    def _settled(self, text: bytes, at: int) -> bool:
+        """Whether a place is between characters, and no token will ever lie across it."""
+        inside = at < len(text) and text[at] & 0xC0 == 0x80
+        return not inside and (len(text) - at > _FAR or not self._crossed(text, at))
 
     def _crossed(self, text: bytes, at: int) -> bool:
         """Whether an entry could lie across a place, as far as the text behind it is known."""
@@ -108,12 +114,6 @@ def _entries(tokenizer: Tokenizer) -> list[bytes]:
     lead = tokenizer.encode("a", add_special=False)
     length = len(tokenizer.decode(lead, skip_special=False))
     return [tokenizer.decode([*lead, id], skip_special=False)[length:].encode() for id in ids]
-
-
-def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many elements at the beginning are equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Translator:
             return None
         spelled = self.draft.behind(reading.context, after)
         if spelled is None:  # the draft's tokenizer changes what it is given
-            spelled = Spelled(self.draft.tokenizer.encode(after, add_special=False), [], 0)
+            spelled = Spelled(self.draft.tokenizer.encode(after, add_special=False), [], 0, whole=False)
         count = spelled.settled
         done = after.encode()[: spelled.ends[count - 1]].decode() if count else ""
         if len(after) - len(done) > _OPEN:
@@ -158,20 +158,30 @@ class Translator:
         advanced = Reading(len(tokens), fixed + spelled.ids[:count], context, after[len(done) :])
         return advanced, fixed + spelled.ids
 
-    def offer(self, reading: Reading, text: str, ended: bool) -> Spelled:
-        """The target's tokens of a text that the draft wrote behind what was read, as far as they are certain."""
-        spelled = self.target.behind((reading.context + reading.open)[-_CONTEXT:], text, ended)
-        if spelled is None:
-            return Spelled([], [], 0)
-        return Spelled(spelled.ids[: spelled.settled], spelled.ends[: spelled.settled], spelled.settled)
+    def back(self, reading: Reading, text: str) -> Spelled:
+        """The target's tokens of a text that the draft wrote behind what was read; none if they cannot begin there."""
+        spelled = self.target.behind((reading.context + reading.open)[-_CONTEXT:], text)
+        return spelled or Spelled([], [], 0, whole=False)
+
+    def twins(self) -> dict[int, int]:
+        """Draft's token -> the target's token of the same text."""
+        ours, theirs = ({entry: id for id, entry in enumerate(side.entries)} for side in (self.draft, self.target))
+        return {id: theirs[entry] for entry, id in ours.items() if entry and entry in theirs}
+
+    def endings(self) -> dict[int, int | None]:
+        """For each token that ends the draft's text: the target's token that says so, its namesake if there is one."""
+        draft, target = self.draft.tokenizer, self.target.tokenizer
+        namesakes = {target.token(id): id for id in target.eos_ids}
+        return {id: namesakes.get(draft.token(id), next(iter(target.eos_ids), None)) for id in draft.eos_ids}
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """What it costs to draft in another vocabulary: tokens of a sample text on both sides, and entries in common."""
+    """What it costs to draft in another vocabulary: tokens of a sample text on both sides, and what they share."""
 
     target_tokens: int
     draft_tokens: int
+    common_tokens: int  # of the sample: cut out of it by both
     target_entries: int
     common_entries: int
 
@@ -179,6 +189,11 @@ class Crossing:
     def ratio(self) -> float:
         """Tokens of the draft for one of the target's."""
         return self.draft_tokens / self.target_tokens
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a token of the draft mostly is a token of the target."""
+        return 2 * self.common_tokens > self.draft_tokens
 
     def describe(self) -> str:
         """One line for people."""
@@ -192,10 +207,12 @@ class Crossing:
 def measure(translator: Translator) -> Crossing:
     """Count on a short text of prose, code and figures."""
     target, draft = translator.target, translator.draft
+    theirs, ours = target.cuts(_SAMPLE), draft.cuts(_SAMPLE)
     return Crossing(
-        target_tokens=max(1, len(target.tokenizer.encode(_SAMPLE, add_special=False))),
-        draft_tokens=max(1, len(draft.tokenizer.encode(_SAMPLE, add_special=False))),
-        target_entries=max(1, len(target.known)),
+        target_tokens=len(theirs),
+        draft_tokens=len(ours),
+        common_tokens=len(set(theirs) & set(ours)),
+        target_entries=len(target.known),
         common_entries=len(target.known & draft.known),
     )
 

@@ -15,7 +15,7 @@ from slipstream.drafters import Outcome, Wish
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import emit
 from slipstream.engine.scheduler import Scheduler, Work
-from slipstream.models.decoder import Decoder, PassOutput
+from slipstream.models.model import Model, PassOutput
 from slipstream.policy import FixedPolicy
 from slipstream.sampling import TreeDistributions
 from slipstream.sequence import TARGET, Sequence
@@ -52,7 +52,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         cache: PagedCache,
         drafter: AnyDrafter,
         verifier: Verifier,

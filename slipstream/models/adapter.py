@@ -22,7 +22,7 @@ from slipstream.attention import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.errors import CorruptFile, OptionError, ShapeMismatch
 from slipstream.models.adapter_check import require_honest
-from slipstream.models.adapter_checkpoint import FULL, SLIDING, AdapterCheckpoint, AdapterConfig, transformers_errors
+from slipstream.models.adapter_checkpoint import FULL, SLIDING, AdapterCheckpoint, AdapterConfig
 from slipstream.models.model import Model, PassOutput
 
 # Before 4.56 the option had another name, which later versions warn about.
@@ -80,7 +80,7 @@ class SegmentCache(Recorder):
         return self._swap(layer.keys, key_states, key_width), self._swap(layer.values, value_states, value_width)
 
     def _swap(self, data: torch.Tensor, states: torch.Tensor, width: int) -> torch.Tensor:
-        """Write [1, kv heads, rows, width] into [pages, kv heads, PAGE_SIZE, size]; return [1, kv heads, keys, width]."""
+        """Write new rows [1, kv heads, rows, width] into K or V; all rows of the pages, [1, kv heads, keys, width]."""
         data[self._new_pages, :, self._new_slots, :width] = states[0].transpose(0, 1)
         rows = data.transpose(0, 1).index_select(1, self._pages)
         return rows.flatten(1, 2)[None, :, :, :width]
@@ -104,7 +104,7 @@ class Adapter(Model):
         require_honest(self, self._model, checkpoint)
 
     def _load(self, checkpoint: AdapterCheckpoint) -> Any:
-        with transformers_errors(f"transformers cannot load {self.name}"):
+        with checkpoint.asking("transformers cannot load"):
             model, report = AutoModelForCausalLM.from_pretrained(
                 checkpoint.path,
                 local_files_only=True,
@@ -122,7 +122,7 @@ class Adapter(Model):
                 raise CorruptFile(f"{self.name} lacks tensor {tensor!r}")
             for tensor in sorted(report["unexpected_keys"]):
                 raise checkpoint.refuse(f"does not use tensor {tensor!r}")
-            return model.to(self.device).eval()
+            return model.requires_grad_(False).to(self.device).eval()
 
     def forward(
         self,

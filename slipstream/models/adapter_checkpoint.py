@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from slipstream.errors import CorruptFile, ModelError, UnsupportedModel
+from slipstream.errors import ModelError, UnsupportedModel
 from slipstream.models.config import ModelConfig
 from slipstream.models.hf import DTYPES, _open_files, _read_json
 from slipstream.text.chat import one_line
@@ -55,7 +55,7 @@ class AdapterCheckpoint:
         self.why = why.message
         self._raw = _read_json(path / "config.json")
         self._refuse_weights()
-        with transformers_errors(f"{name} has architecture {self.architecture!r}, which transformers refuses"):
+        with self.asking("transformers cannot build"):
             self.config = self._examine()
 
     @property
@@ -76,6 +76,27 @@ class AdapterCheckpoint:
     def refuse(self, reason: str, hint: str | None = None) -> UnsupportedModel:
         """The error that names this model, its architecture and the reason."""
         return UnsupportedModel(f"{self.name} has architecture {self.architecture!r}, which {reason}", hint=hint)
+
+    @contextmanager
+    def asking(self, reason: str) -> Iterator[None]:
+        """Run transformers without its advice and progress bars; whatever it raises is refused for `reason`."""
+        from transformers.utils import logging
+
+        level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except ModelError:
+            raise
+        except Exception as error:  # of any kind: this is other people's modelling code
+            raise self.refuse(f"{reason}: {type(error).__name__}: {one_line(error)}") from error
+        finally:
+            logging.set_verbosity(level)
+            if bars:
+                logging.enable_progress_bar()
 
     def _refuse_weights(self) -> None:
         quantised = self._raw.get("quantization_config")
@@ -98,7 +119,7 @@ class AdapterCheckpoint:
             raise self.refuse("has an encoder: it does not continue a text")
         model, attention = _build_without_memory(config)
         if getattr(model, "_is_stateful", False):
-            raise self.refuse("keeps a recurrent state, which cannot branch into a tree")
+            raise self.refuse("keeps a recurrent state: it cannot branch into a tree")
         text = config.get_text_config(decoder=True)
         context = self._context(text)
         seen, vocabulary = self._keys_and_values(model)
@@ -152,8 +173,9 @@ class AdapterCheckpoint:
         recorder = Recorder()
         rows = torch.zeros(1, 2, dtype=torch.int64, device="meta")
         mask = torch.zeros(1, 1, 2, 2, dtype=model.dtype, device="meta")
-        logits = model(rows, attention_mask=mask, position_ids=rows, past_key_values=recorder, use_cache=True).logits
-        return recorder.seen, logits.shape[-1]
+        with self.asking("does not take a cache of keys and values with a 4-D mask"):
+            output = model(rows, attention_mask=mask, position_ids=rows, past_key_values=recorder, use_cache=True)
+        return recorder.seen, output.logits.shape[-1]
 
     def _uniform(self, seen: dict[int, tuple[torch.Size, torch.Size]]) -> tuple[int, int, int]:
         """Heads, width of keys and width of values, which must be the same in every layer."""
@@ -186,37 +208,15 @@ class AdapterCheckpoint:
 
 
 def _build_without_memory(config: Any) -> tuple[Any, str]:
-    """The model on the `meta` device, and the attention that its class has: the faster one that takes any mask."""
+    """The model on the `meta` device, and the attention that its class has: the faster one if it has both."""
     from transformers import AutoModelForCausalLM
 
-    for attention in ("sdpa", "eager"):
-        try:
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-                return model.to(torch.bfloat16).eval(), attention
-        except (ValueError, ImportError):  # the class has no such attention
-            if attention == "eager":
-                raise
-    raise AssertionError
+    def build(attention: str) -> Any:
+        with torch.device("meta"):
+            # Some kernels for experts exist in 16 bits only, and numbers are not asked for here.
+            return AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(torch.bfloat16).eval()
 
-
-@contextmanager
-def transformers_errors(what: str) -> Iterator[None]:
-    """Run transformers without its advice and its progress bars; what it raises becomes one line behind `what`."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except ModelError:
-        raise
-    except Exception as error:  # any: this runs other people's modelling code
-        raise UnsupportedModel(f"{what}: {type(error).__name__}: {one_line(error)}") from error
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        return build("sdpa"), "sdpa"
+    except (ValueError, ImportError):
+        return build("eager"), "eager"

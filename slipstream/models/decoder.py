@@ -19,22 +19,12 @@ from torch.nn import functional
 from slipstream.attention import BlockAttention, Segment
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
-from slipstream.errors import NotEnoughMemory
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.linear import Linear, make_linear
-from slipstream.models.memory import available_bytes
 from slipstream.models.mlp import MLP, make_mlp
+from slipstream.models.model import Model, PassOutput
 from slipstream.models.norm import PostNorm, UnitNorm
 from slipstream.models.rope import RopeTable, make_ropes, pairs_adjacent, rotate_
-
-
-@dataclass(frozen=True)
-class PassOutput:
-    """What a pass gives back, segment after segment in the order they came in."""
-
-    logits: torch.Tensor  # [rows that asked, vocab]
-    hidden: torch.Tensor  # [rows, width], after the last layer that ran, before the final norm
-    taps: dict[int, torch.Tensor]  # layer -> [rows, width], the residual stream after that layer
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class Layer:
     window: int | None
 
 
-class Decoder:
+class Decoder(Model):
     """A decoder-only transformer with rotary positions, RMS norms and gated MLPs, dense or a mixture of experts."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
@@ -117,19 +107,6 @@ class Decoder:
             mlp=mlp,
             window=config.window(index),
         )
-
-    def add_store(self, cache: PagedCache, name: str) -> None:
-        """Make room in the cache for this model's K and V under `name`."""
-        config = self.config
-        needed = cache.capacity * PAGE_SIZE * config.kv_bytes_per_token(self.dtype.itemsize)
-        if self.device == "cpu":  # stores that are there already become resident only as they fill
-            needed += sum(data.nbytes for data in cache.stores.values())
-        if needed > (free := available_bytes(self.device)):
-            raise NotEnoughMemory(
-                f"the K/V of {self.name} need {needed / 2**20:,.0f} MiB and {free / 2**20:,.0f} MiB are free",
-                hint="lower max_model_len or cache_tokens",
-            )
-        cache.add_store(name, config.layers, 2, config.kv_heads, config.head_dim, self.dtype)
 
     def forward(
         self,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 import torch
 
 from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
+from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.loader import open_model
 from slipstream.models.memory import available_bytes
+from slipstream.models.model import Model
 from slipstream.text import Tokenizer
+
+log = logging.getLogger("slipstream")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -43,19 +48,25 @@ def choose_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def load_model(model: str | Path, *, dtype: str | torch.dtype, device: str) -> tuple[Decoder, Tokenizer | None]:
+def load_model(model: str | Path, *, dtype: str | torch.dtype, device: str) -> tuple[Model, Tokenizer | None]:
     """Load a model and its tokenizer. Too little memory is told before anything is read."""
     device = choose_device(device)
     chosen = choose_dtype(dtype, device)
-    checkpoint = open_checkpoint(model)
+    checkpoint = open_model(model)
     require_memory(checkpoint.name, checkpoint.config, chosen, device)
-    return Decoder(checkpoint, chosen, device), checkpoint.tokenizer()
+    if not isinstance(checkpoint, AdapterCheckpoint):
+        return Decoder(checkpoint, chosen, device), checkpoint.tokenizer()
+    from slipstream.models.adapter import Adapter  # needs transformers, which the decoder does not
+
+    adapter = Adapter(checkpoint, chosen, device)
+    log.warning("%s: it runs through transformers, slower than natively", checkpoint.why)
+    return adapter, checkpoint.tokenizer()
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Memory of the weights as the decoder keeps them: in float32 a tied head is packed beside the embedding table."""
+    """Memory of the weights. In float32 our decoder packs a tied head beside the embedding table."""
     count = config.parameters
-    if config.tied_head and dtype == torch.float32:
+    if config.tied_head and dtype == torch.float32 and not isinstance(config, AdapterConfig):
         count += config.vocab_size * config.hidden_size
     return count * dtype.itemsize
 

@@ -4,28 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from slipstream.errors import ModelNotFound
+from slipstream.errors import ModelNotFound, UnsupportedModel
 from slipstream.models import builtin, hub
 from slipstream.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from slipstream.models.adapter_checkpoint import AdapterCheckpoint
 
 Progress = Callable[[int, int], None]
 
 
 def open_checkpoint(model: str | Path, progress: Progress | None = None) -> Checkpoint:
-    """Opens `model`: a built-in name, a directory or GGUF file, or a hub id, looked for in this order.
+    """Opens `model` for our own decoder: a built-in name, a directory or GGUF file, or a hub id, in this order.
 
     A built-in model is downloaded on first use; `progress` is told (bytes done, bytes in all).
     """
+    return _open_path(_find(model, progress), str(model))
+
+
+def open_model(model: str | Path) -> Checkpoint | AdapterCheckpoint:
+    """The same, and a directory that our decoder does not run is opened for transformers, if that can run it."""
+    path, name = _find(model), str(model)
+    try:
+        return _open_path(path, name)
+    except UnsupportedModel as refusal:
+        if not path.is_dir():
+            raise
+        from slipstream.models.adapter_checkpoint import AdapterCheckpoint
+
+        try:
+            return AdapterCheckpoint(path, name, refusal)
+        except ImportError:  # there is no transformers here
+            raise refusal from None
+
+
+def _find(model: str | Path, progress: Progress | None = None) -> Path:
     name = str(model)
     if name in builtin.MODELS and isinstance(model, str):
-        return _open_path(builtin.fetch(name, progress), name)
+        return builtin.fetch(name, progress)
     path = Path(name).expanduser()
     if name and path.exists():
-        return _open_path(path, name)
+        return path
     # A Path is a promise that the thing is on disk; so is a name that starts like one.
     if isinstance(model, str) and not name.startswith((".", "/", "~")) and hub.is_reference(name):
-        return _open_path(hub.download(name), name)
+        return hub.download(name)
     raise ModelNotFound(
         f"no such model: {name!r}",
         hint=f"give a directory, a .gguf file, a hub id (owner/name) or one of: {', '.join(sorted(builtin.MODELS))}",

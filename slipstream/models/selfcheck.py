@@ -6,38 +6,42 @@ import torch
 
 from slipstream.attention import tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
-from slipstream.models.decoder import Decoder
+from slipstream.models.model import Model
 from slipstream.tree import TokenTree
 
 _STORE = "check"
 
 
-def is_exact(model: Decoder) -> bool:
+def is_exact(model: Model) -> bool:
     """Compare, bit for bit, a tree's logits with one of its paths decoded plainly, through one layer and the head.
 
-    The tree hangs behind a prompt that ends just before a block boundary, so that it crosses it.
+    The tree hangs behind a prompt that ends just before a block boundary, so that it crosses it (if the context reaches
+    that far). A model that is not layered runs as a whole, and the first row that differs ends the check.
     """
     if model.dtype != torch.float32 or model.device != "cpu":
         return False
     cache = PagedCache(pages=4)
     config = model.config
     cache.add_store(_STORE, config.layers, 2, config.kv_heads, config.head_dim, model.dtype)
-    prompt = [(7 * i + 3) % config.vocab_size for i in range(PAGE_SIZE - 3)]
-    tree = TokenTree(prompt[-1])
+    layers = [0] if model.layered else None
+    tree = TokenTree(3 % config.vocab_size)
     for node in range(23):
         tree.add(node // 2 if node % 3 else node, (11 * node + 5) % config.vocab_size)
     leaf = len(tree) - 1
+    before = min(PAGE_SIZE - 4, max(1, config.context - 1 - tree.depth))
+    prompt = [(7 * i + 3) % config.vocab_size for i in range(before)]
 
     def logits(pending: list[int], grown: TokenTree | None) -> torch.Tensor:
         segment = tree_segment(table, table.lengths[_STORE], pending, grown)
-        result = model.forward(cache, _STORE, [segment], layers=[0]).logits
+        result = model.forward(cache, _STORE, [segment], layers=layers).logits
         table.lengths[_STORE] += len(pending)
         return result
 
     table = cache.open([])
     cache.reserve(table, 2 * PAGE_SIZE)
-    logits(prompt[:-1], None)
-    together = logits(prompt[-1:], tree)
-    cache.truncate(table, _STORE, len(prompt) - 1)
-    alone = [logits([token], TokenTree(token))[0] for token in [prompt[-1], *tree.path_tokens(leaf)]]
-    return all(torch.equal(together[node], row) for node, row in zip([0, *tree.path(leaf)], alone, strict=True))
+    logits(prompt, None)
+    together = logits(tree.tokens[:1], tree)
+    cache.truncate(table, _STORE, before)
+    path = [0, *tree.path(leaf)]
+    alone = (logits([tree.tokens[node]], TokenTree(tree.tokens[node]))[0] for node in path)
+    return all(torch.equal(together[node], row) for node, row in zip(path, alone, strict=True))

@@ -12,7 +12,7 @@ import torch
 from slipstream.attention import Segment
 from slipstream.cache import PagedCache
 from slipstream.models.config import ModelConfig
-from slipstream.models.decoder import Decoder, PassOutput
+from slipstream.models.model import Model, PassOutput
 from slipstream.sequence import TARGET
 from slipstream.text import Tokenizer
 
@@ -21,7 +21,7 @@ class TargetView:
     """Config, fingerprint, embedding, norm, head, and passes over any subset of layers."""
 
     def __init__(
-        self, model: Decoder, cache: PagedCache, tokenizer: Tokenizer | None, longest: int, reads_draws: bool, exact: bool
+        self, model: Model, cache: PagedCache, tokenizer: Tokenizer | None, longest: int, reads_draws: bool, exact: bool
     ) -> None:
         self._model = model
         self.cache = cache

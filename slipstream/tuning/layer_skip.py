@@ -49,7 +49,7 @@ def tune(
 
 def _require_layers(llm: LLM) -> None:
     model = llm.model
-    if not getattr(model, "layered", True):
+    if not model.layered:
         raise OptionError(
             f"{model.name} runs through transformers, which does not run some of its layers alone",
             hint="draft with a method that needs nothing of the inside of the target",
@@ -87,14 +87,18 @@ class _Tuning:
             frontier = self._search(agreement, costs, self._budget - runs * tokens * costs.plain)
         ranked = sorted(frontier, key=lambda point: -_score(costs, point))[:_FINALISTS]
         measured = self._confirm(ranked, costs, confirmed, tokens)
-        best = max(range(len(ranked)), key=lambda index: measured[index].speedup)
+        best, speed = max(zip(ranked, measured, strict=True), key=lambda pair: pair[1].speedup)
         return {
             "format": FORMAT,
             "method": METHOD,
             "model": self._llm.model.name,
             "fingerprint": self._target.fingerprint(),
-            **self._described(ranked[best], costs),
-            "measured": _rounded(asdict(measured[best])),
+            **self._described(best, costs),
+            "measured": _rounded(asdict(speed)),
+            "confirmed": [
+                {"skip": self._skipped(point), "speedup": round(result.speedup, 3)}
+                for point, result in zip(ranked, measured, strict=True)
+            ],
             "frontier": [self._described(point, costs) for point in frontier],
             "costs_ms": {
                 "rows": [round(1000 * seconds, 3) for seconds in costs.verify],

@@ -116,5 +116,5 @@ def after_fall(owed: torch.Tensor, weight: float, q: torch.Tensor) -> tuple[torc
     total = float(rest.sum())
     falls = total + (1.0 - weight)  # = 1 - sum of min(owed, q), without its rounding: a weight of 1 stays exactly 1
     if falls == 0.0:
-        return owed, weight  # owed and q were equal: the child had weight 1, so it is rounding that let it fall
+        return owed, weight  # owed and q are equal: the child cannot fall, but `block` asks before it knows
     return rest.div_(falls), total / falls

@@ -1,0 +1,157 @@
+"""Every way to draft without training on six kinds of prompts, in one run. SmolLM2-135M, float32.
+
+    python -m benchmarks.drafters [--threads 2] [--tokens 96] [--rounds 2] [--only suffix,lookahead]
+                                  [--foreign DIR] [--json FILE]
+
+Each drafter answers the demo's six prompts greedily, and plain decoding answers them right after it, so that a speed-up
+compares neighbours in time. Times are medians over the rounds. Those that lose are shown as losing.
+
+There is no smaller model of SmolLM2-135M's vocabulary to draft for it, so `draft_model` here is SmolLM2 itself without
+some of its layers, as a model of its own. `--foreign` names a model of another vocabulary for `foreign_draft`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sysconfig
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.twin import transformers_twin
+from slipstream import LLM, SamplingParams
+from slipstream.commands.demo_prompts import PROMPTS
+from slipstream.drafters.corpus_build import build_corpus
+from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.loader import open_checkpoint
+
+_DRAFT_LAYERS = (*range(6), *range(24, 30))  # of the small model: the first and the last of the target's thirty
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt, one drafter."""
+
+    kind: str
+    ms_per_token: float
+    tokens_per_step: float
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One drafter over all prompts."""
+
+    drafter: str
+    speedup: dict[str, float]  # by kind of prompt
+    tokens_per_step: dict[str, float]
+    overall: float  # all prompts together: time of plain decoding over time of drafting
+    identical: bool
+
+
+def draft_model_directory(folder: Path) -> str:
+    """SmolLM2 with 12 of its 30 layers, as a model on disk."""
+    transformers_twin(open_checkpoint(DEFAULT_MODEL), _DRAFT_LAYERS).save_pretrained(folder)
+    return str(folder)
+
+
+def corpus_directory(folder: Path, llm: LLM) -> str:
+    """A corpus of Python's own library, as far as its top level goes: for code, there should be something to find."""
+    assert llm.tokenizer is not None
+    library = Path(sysconfig.get_paths()["stdlib"])
+    build_corpus(sorted(library.glob("*.py")), folder, llm.tokenizer)
+    return str(folder)
+
+
+def specs(draft: str, corpus: str, foreign: str | None) -> dict[str, Any]:
+    """What is measured: a name for the table, and the drafter."""
+    model = {"method": "draft_model", "model": draft, "depth": 3}
+    found: dict[str, Any] = {
+        "ngram": "ngram",
+        "suffix": "suffix",
+        "suffix, Python corpus": f"suffix:corpus={corpus}",
+        "lookahead": "lookahead",
+        "early_exit": "early_exit:depth=2",
+        "layer_skip": "layer_skip:depth=2",
+        "draft_model": model,
+        "draft_model, tree": {**model, "nodes": 9, "branch": 3},
+        "suffix+draft_model": {"method": "merge", "drafters": ["suffix", model]},
+        "cascade of suffix, draft_model": {"method": "cascade", "levels": ["suffix", {**model, "depth": 6}]},
+    }
+    if foreign is not None:
+        found["foreign_draft"] = {"method": "foreign_draft", "model": foreign}
+    return found
+
+
+def answers(llm: LLM, tokens: int, rounds: int) -> list[Answer]:
+    how = SamplingParams(temperature=0.0, max_tokens=tokens)
+    given = []
+    for prompt in PROMPTS:
+        times = []
+        for _ in range(rounds):
+            (output,) = llm.chat([{"role": "user", "content": prompt.text}], how)
+            times.append(output.stats.decode_ms / max(1, output.stats.decoded))
+        median = statistics.median(times)
+        given.append(Answer(prompt.kind, median, output.stats.tokens_per_step, output.token_ids))
+    return given
+
+
+def measure(llm: LLM, name: str, speculate: Any, tokens: int, rounds: int) -> Row:
+    llm.use(speculate)
+    drafted = answers(llm, tokens, rounds)
+    llm.use(None)
+    plain = answers(llm, tokens, rounds)
+    pairs = list(zip(plain, drafted, strict=True))
+    return Row(
+        drafter=name,
+        speedup={p.kind: p.ms_per_token / d.ms_per_token for p, d in pairs},
+        tokens_per_step={d.kind: d.tokens_per_step for d in drafted},
+        overall=sum(p.ms_per_token * len(p.token_ids) for p in plain)
+        / sum(d.ms_per_token * len(d.token_ids) for d in drafted),
+        identical=all(p.token_ids == d.token_ids for p, d in pairs),
+    )
+
+
+def show(rows: list[Row]) -> None:
+    kinds = [prompt.kind for prompt in PROMPTS]
+    print("| drafter | " + " | ".join(kinds) + " | all | text |")
+    print("| --- |" + " ---: |" * (len(kinds) + 1) + " --- |")
+    for row in rows:
+        cells = [f"{row.speedup[kind]:.2f}x ({row.tokens_per_step[kind]:.2f})" for kind in kinds]
+        text = "identical" if row.identical else "DIFFERS"
+        print(f"| {row.drafter} | " + " | ".join(cells) + f" | {row.overall:.2f}x | {text} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", help="names of the table, separated by commas")
+    parser.add_argument("--foreign", help="a model of another vocabulary")
+    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    llm = LLM(speculate=None)
+    with tempfile.TemporaryDirectory() as folder:
+        draft = draft_model_directory(Path(folder) / "draft")
+        corpus = corpus_directory(Path(folder) / "corpus", llm)
+        wanted = specs(draft, corpus, arguments.foreign)
+        if arguments.only:
+            wanted = {name: spec for name, spec in wanted.items() if name in arguments.only.split(",")}
+        answers(llm, 8, 1)  # warms up
+        rows = [measure(llm, name, spec, arguments.tokens, arguments.rounds) for name, spec in wanted.items()]
+    print(f"SmolLM2-135M float32, {arguments.threads} threads, torch {torch.__version__}: speed-up over plain decoding")
+    print("(and tokens per step), greedy; the same process, plain decoding right after each drafter\n")
+    show(rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
