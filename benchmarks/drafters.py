@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.twin import transformers_twin
 from slipstream import LLM, SamplingParams
+from slipstream.commands.corpus import build as corpus_build
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.drafters.corpus_build import build_corpus
 from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.models.loader import open_checkpoint
 
@@ -60,11 +60,10 @@ def draft_model_directory(folder: Path) -> str:
     return str(folder)
 
 
-def corpus_directory(folder: Path, llm: LLM) -> str:
-    """A corpus of Python's own library, as far as its top level goes: for code, there should be something to find."""
-    assert llm.tokenizer is not None
+def corpus_directory(folder: Path) -> str:
+    """A corpus of the top level of Python's own library: for code, there should be something to find."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    build_corpus(sorted(library.glob("*.py")), folder, llm.tokenizer)
+    corpus_build(tuple(map(str, sorted(library.glob("*.py")))), str(folder))
     return str(folder)
 
 
@@ -140,7 +139,7 @@ def main() -> None:
     llm = LLM(speculate=None)
     with tempfile.TemporaryDirectory() as folder:
         draft = draft_model_directory(Path(folder) / "draft")
-        corpus = corpus_directory(Path(folder) / "corpus", llm)
+        corpus = corpus_directory(Path(folder) / "corpus")
         wanted = specs(draft, corpus, arguments.foreign)
         if arguments.only:
             wanted = {name: spec for name, spec in wanted.items() if name in arguments.only.split(",")}

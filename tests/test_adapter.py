@@ -248,13 +248,15 @@ def test_what_the_adapter_cannot_give_is_refused_by_name() -> None:
         ("some of its layers", lambda: model.forward(llm.cache, TARGET, [segment], layers=[0])),
         ("some of its layers", lambda: view.run([segment], [0])),
         ("final norm", lambda: view.norm(hidden)),
-        ("final norm", view.fingerprint),
         ("output head", lambda: view.head(hidden)),
     ]
     for words, ask in asks:
         with pytest.raises(OptionError, match=words) as raised:
             ask()
         assert name in str(raised.value)
+    for drafter in ("early_exit", "layer_skip"):
+        with pytest.raises(OptionError, match=f"{drafter} runs single layers of the target"):
+            llm.use(drafter)
     assert view.embed(torch.tensor([3, 5])).shape == (2, 32)
 
 

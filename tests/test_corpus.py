@@ -28,9 +28,10 @@ from tests.tiny import tiny_llm
 
 fixed = settings(derandomize=True, deadline=None, max_examples=60)
 tokens_of_texts = st.integers(0, 2)  # few, so that short texts repeat themselves
-texts = st.lists(tokens_of_texts, max_size=60)
+repetitions = st.builds(lambda base, times: base * times, st.lists(tokens_of_texts, max_size=9), st.integers(5, 9))
+texts = st.one_of(st.lists(tokens_of_texts, max_size=60), repetitions)
 collections = st.lists(texts, min_size=1, max_size=5).filter(any)
-queries = st.lists(tokens_of_texts, min_size=1, max_size=50)
+queries = texts.filter(bool)
 
 
 def occurrences(documents: list[list[int]], pattern: list[int]) -> int:
@@ -83,7 +84,7 @@ def test_shards_are_searched_together(many: list[list[int]], query: list[int], s
 
 
 @fixed
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=120), st.sampled_from([np.uint16, np.uint32]))
+@given(texts.filter(bool), st.sampled_from([np.uint16, np.uint32]))
 def test_the_suffix_array_is_sorted_and_stable(tokens: list[int], dtype: Any) -> None:
     array = np.array([token or np.iinfo(dtype).max for token in tokens], dtype)
     expected = sorted(range(len(tokens)), key=lambda i: (array[i : i + SORTED_BY].tolist(), i))

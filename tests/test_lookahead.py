@@ -135,11 +135,11 @@ def test_what_a_policy_prunes_are_the_last_columns() -> None:
 @pytest.mark.parametrize("emitted", [1, 2, 3, 4, 5])
 def test_the_window_moves_with_the_text(emitted: int) -> None:
     drafter, sequence = make(window=3, ngram=4), text_of([1, 2, 3])
-    tree = offered(drafter, sequence)
+    offered(drafter, sequence)
     ahead = sequence.drafting["lookahead"]
     ahead.columns = {3: (10, 11, 12), 4: (20, 21, 22), 5: (30, 31, 32)}
     tree = offered(drafter, sequence)
-    first, second, third = tree.last_scouts()
+    first, _, third = tree.last_scouts()
     sequence.tokens.extend(range(100, 100 + emitted))
     scouted = {first: 13, third: 33}  # the second column's answer was lost
     drafter.observe([Outcome(sequence, sequence.tokens[3:], {}, tree, scouted)])
@@ -165,11 +165,14 @@ def test_a_step_without_a_draft_does_not_lose_the_window() -> None:
 def test_a_fresh_column_continues_its_neighbour_and_knows_no_chance() -> None:
     drafter, sequence = make(window=4, ngram=4), text_of([3, 1, 4, 1, 5, 9, 2, 6])
     tree = offered(drafter, sequence)
-    columns = sequence.drafting["lookahead"].columns
-    for position in range(9, 12):
-        assert columns[position][:-1] == columns[position - 1][1:]
-        follows = sequence.drafting["lookahead"].pool.after(columns[position - 1][-1], 1)
-        assert columns[position][-1] == (follows[0][1] if follows else columns[position][-1])
+    ahead = sequence.drafting["lookahead"]
+    follows = {gram[0]: gram[1] for token in range(10) for gram in ahead.pool.after(token, 1)}
+    assert follows == {3: 1, 1: 5, 4: 1, 5: 9}
+    fresh = [(ahead.columns[position - 1], ahead.columns[position]) for position in range(9, 12)]
+    assert any(neighbour[-1] in follows for neighbour, _ in fresh)
+    for neighbour, column in fresh:
+        assert column[:-1] == neighbour[1:]
+        assert column[-1] == follows.get(neighbour[-1], column[-1])
     assert set(tree.tokens) <= set(sequence.tokens)
     assert offered(drafter, text_of(sequence.tokens)).tokens == tree.tokens
 
@@ -273,7 +276,7 @@ def test_scouts_converge_to_what_the_model_is_going_to_say(temperature: float, m
             text, added = outcome.sequence.tokens, len(outcome.tokens)
             before = text[: len(text) - added]
             if added > 1:  # a guess stood; had the text itself held its first two tokens?
-                repeats = (before[-1], outcome.tokens[0]) in zip(before, before[1:], strict=False)
+                repeats = (before[-1], outcome.tokens[0]) in itertools.pairwise(before)
                 foreseen, known = foreseen + (not repeats), known + repeats
         observe(outcomes)
 

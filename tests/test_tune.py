@@ -217,7 +217,7 @@ def test_a_run_is_repeatable_and_its_finding_whole() -> None:
     assert runs[0]["frontier"] == runs[1]["frontier"]
     finding = runs[0]
     assert finding["prompts"] == {"searched": 2, "positions": 2 * (LONGEST_ANSWER - 1), "held_out": 1}
-    assert finding["fingerprint"] == llm.engine.drafter.target.fingerprint()
+    assert finding["fingerprint"] == llm.engine.drafter.target.fingerprint
     assert {"format", "method", "model", "skip", "depth", "agreement", "estimated_speedup", "versions"} <= set(finding)
     assert finding["measured"]["identical"] is True
     assert finding["measured"]["speedup"] == max(entry["speedup"] for entry in finding["confirmed"])
@@ -247,8 +247,8 @@ def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
 
 def test_a_finding_is_used_for_its_target_alone() -> None:
     llm, other = build(), LLM(tiny_directory(0, layers=5), speculate=None)
-    fingerprint = llm.engine.drafter.target.fingerprint()
-    assert fingerprint != other.engine.drafter.target.fingerprint()
+    fingerprint = llm.engine.drafter.target.fingerprint
+    assert fingerprint != other.engine.drafter.target.fingerprint
 
     def skipped(llm: LLM) -> str:
         llm.use("layer_skip")
@@ -323,7 +323,7 @@ def test_the_command_finds_shows_and_keeps(tmp_path: Path) -> None:
     assert f"--speculate layer_skip:depth={finding['depth']},nodes={finding['depth']}" in done.stdout
     assert finding["prompts"]["source"] == str(prompts)
     llm = LLM(model, speculate="layer_skip")
-    assert tuned.find("layer_skip", llm.engine.drafter.target.fingerprint()) == finding
+    assert tuned.find("layer_skip", llm.engine.drafter.target.fingerprint) == finding
     assert set(llm.engine.drafter.layers) == set(range(COUNT)) - parse_layers(finding["skip"])
     again = json.loads(invoke(*options, "--json").stdout)
     assert again["frontier"][-1]["skip"] == "2" and again["frontier"][-1]["agreement"] == 1.0

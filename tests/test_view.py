@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file, save_file
 
 from slipstream import LLM
 from slipstream.attention import tree_segment
 from slipstream.sequence import TARGET
 from slipstream.tree import TokenTree
-from tests.tiny import tiny_llm
+from tests.tiny import tiny_directory, tiny_llm
 
 
 def test_a_draft_pass_over_some_layers_leaves_committed_rows_alone() -> None:
@@ -26,9 +29,18 @@ def test_a_draft_pass_over_some_layers_leaves_committed_rows_alone() -> None:
     assert torch.equal(before, llm.cache.stores[TARGET][:, :, table.pages[0], :, :4])
 
 
-def test_the_fingerprint_tells_shapes_apart_and_is_stable() -> None:
-    def fingerprint(llm: LLM) -> str:
-        return llm.engine.drafter.target.fingerprint()
+def fingerprint(llm: LLM) -> str:
+    return llm.engine.drafter.target.fingerprint
 
-    assert fingerprint(tiny_llm()) == fingerprint(tiny_llm(speculate="ngram"))
-    assert fingerprint(tiny_llm()) != fingerprint(tiny_llm(vocab_size=50))
+
+def test_the_fingerprint_is_that_of_the_weights(tmp_path: Path) -> None:
+    ours = fingerprint(tiny_llm())
+    assert ours == fingerprint(tiny_llm(speculate="ngram")) == fingerprint(tiny_llm(dtype="float16"))
+    assert ours != fingerprint(tiny_llm(vocab_size=50))
+    assert ours != fingerprint(tiny_llm(seed=1)), "the same shape with other weights"
+    source = tiny_directory(0)
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"] += 0.01  # fine-tuned a little, in one place
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    assert ours != fingerprint(LLM(tmp_path, speculate=None))

@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a draft's vocabulary compares with the target's, what translating costs if it is translated, what is wrong."""
+    """How a draft's vocabulary compares with the target's, what translating between them costs, and what is wrong."""
 
     vocabulary: VocabularyComparison
     translation: Crossing | None

@@ -13,7 +13,7 @@ from slipstream.commands.demo import executable
 from slipstream.commands.demo_prompts import PROMPTS
 from slipstream.commands.opening import open_llm
 from slipstream.commands.options import Described, EngineSetup
-from slipstream.commands.terminal import ProgressBar, note, print_json, say, show_table
+from slipstream.commands.terminal import ProgressBar, note, passing, print_json, say, show_table
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.models.builtin import DEFAULT_MODEL
 
@@ -85,9 +85,14 @@ def _search(method: str, llm: LLM, conversations: list[Conversation], budget: fl
         raise OptionError(f"{llm.model.name} has no tokenizer, so it cannot read prompts")
     encoded = [encode(llm.tokenizer, conversation) for conversation in conversations]
     with ProgressBar() as bar:
-        progress = Progress(note, lambda seconds: bar(int(min(seconds, budget)), math.ceil(budget)))
+        progress = Progress(_tell, lambda seconds: bar(int(min(seconds, budget)), math.ceil(budget)))
         finding: dict[str, Any] = importlib.import_module(_SEARCHES[method]).tune(llm, encoded, budget, progress)
     return finding
+
+
+def _tell(line: str) -> None:
+    with passing(""):  # wipes away what the bar has drawn
+        note(line)
 
 
 def _save(finding: dict[str, Any], extra: Path | None) -> list[Path]:

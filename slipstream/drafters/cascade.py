@@ -129,7 +129,7 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         below = self._first.options.plan
         lengths = sum(1 + model.options.depth for model in self._models)
         first: int = self._first.scratch_rows(below)
-        return lengths + below.nodes + first
+        return int(lengths + below.nodes + first)
 
     # -- proposing ----------------------------------------------------------------------------------------------------
 

@@ -153,12 +153,9 @@ class Corpus:
         pattern, width = np.array(known, f">u{self.header.token_bytes}").tobytes(), self.header.token_bytes
         length, holders = max(least, 1), list[_Shard]()
         for shard in self._shards:
-            here = shard.longest(pattern, length)
-            if here > length:
-                holders = []
-            if here >= length:
+            if here := shard.longest(pattern, length):
                 length = here
-                holders.append(shard)
+                holders.append(shard)  # of a match that another shard outdoes it will have an empty span
         if not holders:
             return None
         rows = _sampled([(shard, *shard.span(pattern[-length * width :])) for shard in holders], length, depth)

@@ -141,7 +141,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
     # -- proposing ----------------------------------------------------------------------------------------------------
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        at_work = {wish.sequence.drafting.setdefault(self.key, _Kept()).held for wish in wishes}
+        at_work: list[Held] = [wish.sequence.drafting.setdefault(self.key, _Kept()).held for wish in wishes]
         drafts = [self._begin(wish, at_work) for wish in wishes]
         writing = [draft for draft in drafts if draft is not None]
         while writing:
@@ -152,7 +152,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
             for wish, draft in zip(wishes, drafts, strict=True)
         ]
 
-    def _begin(self, wish: Wish, at_work: set[Held]) -> _Draft | None:
+    def _begin(self, wish: Wish, at_work: list[Held]) -> _Draft | None:
         """What has to be fed for this sequence; None where nothing can be drafted in this step."""
         sequence = wish.sequence
         kept: _Kept = sequence.drafting[self.key]

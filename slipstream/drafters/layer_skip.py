@@ -54,7 +54,7 @@ class LayerSkipDrafter(SelfDrafter[LayerSkipOptions]):
     def _skipped(self, count: int) -> set[int]:
         if self.options.skip != "auto":
             return parse_layers(self.options.skip)
-        found = tuned.find(self.name, self.target.fingerprint())
+        found = tuned.find(self.name, self.target.fingerprint)
         if found is not None:
             return parse_layers(str(found["skip"]))
         return set(range(count // 4, count - count // 4, 2)) or {count - 1}

@@ -1,12 +1,11 @@
 """K/V of a draft model whose tokens are not the target's: pages of its own, a table per sequence.
 
 What a sequence holds here can be thrown away at any time and fed again, so a full store is no error: sequences that are
-not at work make room, and who finds none does without.
+not at work make room, then the youngest of those that are, and who finds none does without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -44,11 +43,12 @@ class OwnStore:
         """Pages that nobody holds."""
         return self._cache.available
 
-    def hold(self, held: Held, ids: list[int], same: int, room: int, at_work: Collection[Held]) -> bool:
+    def hold(self, held: Held, ids: list[int], same: int, room: int, at_work: list[Held]) -> bool:
         """Keep of the rows there those that `ids` begins with, and have room for all of them and `room` more.
 
         `same`: so many of the rows there (or all, if there are fewer) are known to be what `ids` begins with. The last
-        token always has to be fed, for the logits behind it. False if there is no room; then nothing is held.
+        token always has to be fed, for the logits behind it. `at_work`: all that want to hold something now, the oldest
+        first, each in its turn. False if there is no room; then nothing is held.
         """
         if held not in self._holding:
             held.table = self._cache.open(ids)
@@ -64,16 +64,17 @@ class OwnStore:
         del held.ids[kept:]
         return True
 
-    def _reserve(self, held: Held, rows: int, at_work: Collection[Held]) -> bool:
+    def _reserve(self, held: Held, rows: int, at_work: list[Held]) -> bool:
         while rows <= self._cache.capacity * PAGE_SIZE:
             try:
                 self._cache.reserve(held.table, rows)
                 return True
             except CacheFull:
-                idle = next((other for other in self._holding if other not in at_work), None)
-                if idle is None:
+                idle = [other for other in self._holding if other not in at_work]
+                younger = [other for other in reversed(at_work[at_work.index(held) + 1 :]) if other in self._holding]
+                if not idle and not younger:
                     break
-                self.release(idle)
+                self.release((idle + younger)[0])
         return False
 
     def share(self, held: Held, final: list[int]) -> None:

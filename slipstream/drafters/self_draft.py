@@ -8,17 +8,29 @@ it is the first one that a draft feeds.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from slipstream.drafters.levels import GrowingDrafter, Growth, GrowthOptions
+from slipstream.errors import OptionError
+
+if TYPE_CHECKING:
+    from slipstream.models.view import TargetView
 
 Options = TypeVar("Options", bound=GrowthOptions)
 
 
 class SelfDrafter(GrowingDrafter[Options], Generic[Options]):
     """Draft with a subset of the target's layers."""
+
+    def __init__(self, options: Options, target: TargetView) -> None:
+        super().__init__(options, target)
+        if not target.layered:
+            raise OptionError(
+                f"{self.name} runs single layers of the target, which a model of transformers does not give",
+                hint="draft with a method that needs nothing of the inside of the target",
+            )
 
     @property
     @abstractmethod

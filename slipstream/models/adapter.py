@@ -23,6 +23,7 @@ from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.errors import CorruptFile, OptionError, ShapeMismatch
 from slipstream.models.adapter_check import require_honest
 from slipstream.models.adapter_checkpoint import FULL, SLIDING, AdapterCheckpoint, AdapterConfig
+from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.model import Model, PassOutput
 
 # Before 4.56 the option had another name, which later versions warn about.
@@ -97,6 +98,10 @@ class Adapter(Model):
         self.dtype = dtype
         self.device = device
         self._model = self._load(checkpoint)
+        marks = Fingerprint(self.config)
+        for name, weight in self._model.named_parameters():
+            marks.add(name, weight)
+        self.fingerprint = str(marks)
         self._keeps_logits = "logits_to_keep" in inspect.signature(self._model.forward).parameters
         # One mask serves layers of one kind; models with two kinds take one for each, by name.
         kinds = [SLIDING if window else FULL for window in self.config.windows] or [FULL]

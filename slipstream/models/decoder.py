@@ -20,6 +20,7 @@ from slipstream.attention import BlockAttention, Segment
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.linear import Linear, make_linear
 from slipstream.models.mlp import MLP, make_mlp
 from slipstream.models.model import Model, PassOutput
@@ -49,6 +50,7 @@ class Decoder(Model):
         self.name = checkpoint.name
         self.dtype = dtype
         self.device = device
+        self._marks = Fingerprint(self.config)
         self._embed = self._read(checkpoint, "embed")
         head = self._embed if self.config.tied_head else self._read(checkpoint, "head")
         self._head = make_linear(head)
@@ -58,9 +60,12 @@ class Decoder(Model):
         self._ropes = make_ropes(self.config, device)
         scale = self.config.embed_scale
         self._embed_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
+        self.fingerprint = str(self._marks)
 
     def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
-        return checkpoint.weight(name).to(device=self.device, dtype=self.dtype)
+        weight = checkpoint.weight(name)
+        self._marks.add(name, weight)
+        return weight.to(device=self.device, dtype=self.dtype)
 
     def _layer(self, checkpoint: Checkpoint, index: int) -> Layer:
         config = self.config

@@ -35,6 +35,7 @@ class Model(Protocol):
     name: str  # for messages: the path or id that the user gave
     dtype: torch.dtype
     device: str
+    fingerprint: str  # tells these weights from all others
     layered: bool = True
 
     def add_store(self, cache: PagedCache, name: str) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 
@@ -29,6 +26,7 @@ class TargetView:
         self.longest = longest  # tokens that a sequence of this engine can have
         self.reads_draws = reads_draws  # the verifier compares p and q: sampled nodes accept more than chosen ones
         self.exact = exact  # a row's result does not depend on the pass it rides in
+        self.layered = model.layered  # single layers can be run, tapped and left out
         self.device = model.device
         self.dtype = model.dtype
 
@@ -37,13 +35,10 @@ class TargetView:
         """The target's shape."""
         return self._model.config
 
+    @property
     def fingerprint(self) -> str:
-        """Tells whether a trained drafter belongs to this target: the shape, and some of the weights."""
-        sample = self._model.norm(torch.ones(1, self.config.hidden_size, device=self.device, dtype=self.dtype))
-        shape = json.dumps(asdict(self.config), sort_keys=True, default=str)
-        digest = hashlib.sha256(shape.encode())
-        digest.update(sample.float().cpu().numpy().round(3).tobytes())
-        return digest.hexdigest()[:16]
+        """Tells whether what was made for a target (a trained drafter, a finding) was made for this one."""
+        return self._model.fingerprint
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embedding rows of token ids."""

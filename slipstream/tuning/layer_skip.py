@@ -92,7 +92,7 @@ class _Tuning:
             "format": FORMAT,
             "method": METHOD,
             "model": self._llm.model.name,
-            "fingerprint": self._target.fingerprint(),
+            "fingerprint": self._target.fingerprint,
             **self._described(best, costs),
             "measured": _rounded(asdict(speed)),
             "confirmed": [

@@ -1,0 +1,35 @@
+"""Which weights are these? What is made for one model must not be used with another that has its shape."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from slipstream.models.config import ModelConfig
+
+_SAMPLES = 16  # numbers of every weight
+_SHAPE = (
+    *("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size"),
+    *("experts", "experts_per_token"),
+)
+
+
+class Fingerprint:
+    """A digest of a model's shape and of a few numbers of each weight, as they come by.
+
+    The numbers are rounded to 8 bits of mantissa, so that a model has one fingerprint in whatever type it is loaded.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._digest = hashlib.sha256(repr([getattr(config, fact) for fact in _SHAPE]).encode())
+
+    def add(self, name: str, weight: torch.Tensor) -> None:
+        """Take one weight, as it was on disk, into account."""
+        numbers = weight.flatten()
+        sample = numbers[:: max(1, len(numbers) // _SAMPLES)][:_SAMPLES]
+        self._digest.update(name.encode())
+        self._digest.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()[:16]
