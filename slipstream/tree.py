@@ -35,7 +35,7 @@ class Draw:
         """Whether q is finite, not negative, sums to 1 and covers the vocabulary."""
         if tuple(getattr(self.q, "shape", ())) != (vocab_size,):
             return False
-        return float(self.q.min()) >= 0.0 and abs(float(self.q.sum()) - 1.0) < 1e-3
+        return float(self.q.min()) >= 0.0 and abs(float(self.q.sum()) - 1.0) < 1e-5
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,6 @@ def test_the_spelling_of_vllm() -> None:
         ("suffix:shared=perhaps", "is not bool"),
         ("none:depth=3", "depth=3 is out of range"),
         ("draft_model", "needs a model"),
-        ("suffix+ngram", "cannot be merged"),
         ('{"method": ', "JSON cannot be read"),
         ({"num_speculative_tokens": 3}, "needs `method`"),
         ({"method": "medusa", "num_speculative_tokens": 3}, "unknown drafter 'medusa'"),

@@ -32,7 +32,6 @@ from slipstream.attention.even import LANES, evenly_
 from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 
-_ONES = 4  # columns of ones; a single one would take a matrix-vector kernel
 
 
 @dataclass(frozen=True)
@@ -166,9 +165,10 @@ class BlockAttention:
         self._plans = [_SegmentPlan(s, self._group, size, device) for s in segments]
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
-        """q [rows, heads * size], already scaled (and divided by a soft cap, if there is one), over one layer's pages.
+        """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
 
-        Returns the same shape in float32.
+        q is [rows, heads * size or more]: keys and values may stand behind the queries, as a fused product leaves them.
+        Returns [rows, heads * size] in float32.
         """
         q = _float32(q)
         if len(self._plans) == 1:
@@ -186,9 +186,10 @@ class BlockAttention:
         # All query heads of a KV head are rows of one product: [kv heads, rows * group, size]
         lone = plan.padded_rows == 1
         if lone:
-            q = q.view(kv_heads, group, size)
+            q = q.as_strided((kv_heads, group, size), (group * size, size, 1))
         else:
-            q = q.view(-1, kv_heads, group, size).transpose(0, 1).reshape(kv_heads, -1, size)
+            by_row = q.as_strided((plan.padded_rows, kv_heads, group, size), (q.shape[1], group * size, size, 1))
+            q = by_row.transpose(0, 1).reshape(kv_heads, -1, size)
         view = plan.view(window)
 
         tail_keys, tail_values = plan.tail(layer)
@@ -211,21 +212,21 @@ class BlockAttention:
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
             weights = evenly_(torch.exp_, scores.sub_(peak)).view(count * kv_heads, -1, PAGE_SIZE)
             sums = torch.bmm(weights, _blocks(layer.values, first, count)).view(count, kv_heads, -1, size)
-            totals = _row_sums(weights).view(count, kv_heads, -1, _ONES)
+            totals = _row_sums(weights, size).view(count, kv_heads, -1, size)
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
         weights = evenly_(torch.exp_, tail.sub_(peak))
         if len(plan.blocks) == 1:
-            parts.append((torch.bmm(weights, tail_values), _row_sums(weights)))
+            parts.append((torch.bmm(weights, tail_values), _row_sums(weights, size)))
         else:
             for block in plan.blocks:
                 inside = weights[:, :, block.start : block.stop]
                 if block.inside is not None:
                     inside = inside * block.inside
-                parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside)))
+                parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside, size)))
         total, weight = parts[0]
         for more, heavier in parts[1:]:
             total, weight = total + more, weight + heavier
-        result = total.div_(weight.narrow(2, 0, 1))
+        result = total.div_(weight)
         if lone:
             return result.view(1, -1)
         return result.view(kv_heads, -1, group, size)[:, : plan.rows].transpose(0, 1).reshape(plan.rows, -1)
@@ -235,14 +236,17 @@ class BlockAttention:
         return scores if self._softcap is None else evenly_(torch.tanh_, scores).mul_(self._softcap)
 
 
-def _row_sums(weights: torch.Tensor) -> torch.Tensor:
-    """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have."""
-    return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], weights.device))
+def _row_sums(weights: torch.Tensor, size: int) -> torch.Tensor:
+    """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have.
+
+    `size` times over, as wide as the values: what divides by them then needs no view of its own.
+    """
+    return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], size, weights.device))
 
 
 @functools.lru_cache(maxsize=256)
-def _ones(batch: int, columns: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(batch, columns, _ONES, device=device)
+def _ones(batch: int, columns: int, size: int, device: torch.device) -> torch.Tensor:
+    return torch.ones(batch, columns, size, device=device)
 
 
 def _float32(x: torch.Tensor) -> torch.Tensor:

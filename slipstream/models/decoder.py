@@ -134,9 +134,9 @@ class Decoder(Model):
         x, done = self._enter(cache, store, segments, rows)
         for index in range(done, config.layers) if layers is None else layers:
             layer = self.layers[index]
-            q, kv = self._qkv(layer, x, turns[layer.rope])
+            qkv, kv = self._qkv(layer, x, turns[layer.rope])
             rows.write(data[index], kv)
-            mixed = attention(q, data[index], layer.window)
+            mixed = attention(qkv, data[index], layer.window)
             x.add_(layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype)))
             x.add_(layer.mlp(self._scaled(x)))
             if index in taps:
@@ -159,7 +159,7 @@ class Decoder(Model):
         return torch.cat([next(caught_up) if s.prepared is None else s.prepared.hidden for s in segments]), done
 
     def _qkv(self, layer: Layer, x: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [rows, heads * size], and k and v as [2, kv heads, rows, size]."""
+        """q, k and v [rows, (heads + 2 * kv heads) * size], and of these k and v as [2, kv heads, rows, size]."""
         config = self.config
         size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
         qkv = layer.qkv(self._scaled(x))
@@ -175,7 +175,7 @@ class Decoder(Model):
             qkv.clamp_(*layer.limits)
         rotate_(qkv, turns)
         kv = qkv.as_strided((2, kv_heads, rows, size), (kv_heads * size, size, width, 1), heads * size)
-        return qkv.narrow(1, 0, heads * size), kv
+        return qkv, kv
 
     def _turns(self, rope: RopeTable, rows: Rows) -> torch.Tensor:
         """The rotations of the rows' q and k, and none of v, as complex numbers: [rows, width of qkv / 2]."""
