@@ -21,7 +21,8 @@ from slipstream.commands.demo_prompts import PROMPTS
 from slipstream.types import Stats
 
 _SHAPES = {"chain of 3": "depth=3", "tree of 9": "depth=3,nodes=9,branch=3"}
-_VERIFIERS = {"chain of 3": ("match", "rejection", "block", "traversal"), "tree of 9": ("match", "rejection", "traversal")}
+_CHAINS, _TREES = ("match", "rejection", "block", "traversal"), ("match", "rejection", "traversal")
+_VERIFIERS = {"chain of 3": _CHAINS, "tree of 9": _TREES}
 _SKIP = "8/10/12/14/16/18/20/22"
 
 

@@ -525,7 +525,7 @@ def test_colours_and_trees_in_a_terminal(tiny: str) -> None:
 def test_drafters() -> None:
     listed = json.loads(invoke("drafters", "--json").stdout)
     assert {"none", "ngram", "suffix", "draft_model"} <= {drafter["name"] for drafter in listed["drafters"]}
-    assert all(drafter["summary"] and drafter["helps"] for drafter in listed["drafters"])
+    assert all(drafter[fact] for drafter in listed["drafters"] for fact in ("summary", "helps", "cost", "needs"))
     one = json.loads(invoke("drafters", "ngram", "--json").stdout)
     assert {"name": "max_n", "type": "int", "default": 4} in one["options"]
     assert "suffix (default)" in invoke("drafters").stdout

@@ -33,7 +33,6 @@ from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 
 
-
 @dataclass(frozen=True)
 class _Block:
     """Tail columns [start, stop) that hold one block of positions; `inside` masks foreign columns among them."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from slipstream.commands.options import Described
 from slipstream.commands.terminal import print_json, say, show_table
+from slipstream.errors import OptionError
 
 
 def drafters(
@@ -43,21 +44,35 @@ def _describe_safely(name: str) -> dict[str, Any]:
 
 def _describe(name: str, kind: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind.options_type)
+    complete = _can_be_left_alone(kind.options_type)
     options = [
-        {"name": field.name, "type": _type_name(hints[field.name]), "default": _default(field)}
+        {"name": field.name, "type": _type_name(hints[field.name]), "default": _default(field, complete)}
         for field in dataclasses.fields(kind.options_type)
     ]
     notes = " ".join((kind.options_type.__doc__ or "").split())
-    return {"name": name, "summary": kind.summary, "helps": kind.helps, "notes": notes, "options": options}
+    texts = {fact: getattr(kind, fact, None) for fact in ("summary", "helps", "cost", "needs")}
+    return {"name": name, **texts, "notes": notes, "options": options}
+
+
+def _can_be_left_alone(options: type[Any]) -> bool:
+    """Whether the drafter works without any option."""
+    try:
+        options()
+    except (OptionError, TypeError):
+        return False
+    return True
 
 
 def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return "list of drafters"
     return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default(field: dataclasses.Field[Any], complete: bool) -> Any:
     """A value that JSON can hold; None where the option must be given."""
-    return None if field.default is dataclasses.MISSING or field.default == "" else field.default
+    missing = field.default is dataclasses.MISSING or (not complete and field.default in ("", ()))
+    return None if missing else field.default
 
 
 def _print(drafter: dict[str, Any], *, is_default: bool) -> None:
@@ -66,11 +81,13 @@ def _print(drafter: dict[str, Any], *, is_default: bool) -> None:
         say(f"  {drafter['error']}\n", "bad")
         return
     say(f"  {drafter['summary']}")
-    say(f"  helps: {drafter['helps']}")
+    for fact in ("helps", "cost", "needs"):
+        if drafter[fact] is not None:
+            say(f"  {fact}: {drafter[fact]}")
     say(f"  {drafter['notes']}", "dim")
     rows = []
     for option in drafter["options"]:
-        default = "(required)" if option["default"] is None else str(option["default"])
+        default = "(required)" if option["default"] is None else str(option["default"]) or "(none)"
         rows.append([f"  {option['name']}", option["type"], default])
     show_table(["  option", "type", "default"], rows)
     say()

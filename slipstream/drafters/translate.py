@@ -76,7 +76,7 @@ class Lexicon:
         if same < place or place not in ends:
             return None
         first = ends.index(place)
-        right = (n for n in range(len(ids), first, -1) if ends[n] <= same)
+        right = (n for n in range(len(ids), first, -1) if origin < ends[n] <= same)
         last = next((n for n in right if self._settled(text, ends[n])), first)
         return Spelled(ids[first:], [end - origin for end in ends[first + 1 :]], last - first, whole=spelled == text)
 

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 
@@ -25,9 +24,6 @@ from slipstream.models.adapter_check import require_honest
 from slipstream.models.adapter_checkpoint import FULL, SLIDING, AdapterCheckpoint, AdapterConfig
 from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.model import Model, PassOutput
-
-# Before 4.56 the option had another name, which later versions warn about.
-_DTYPE = "torch_dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 56) else "dtype"
 
 
 class Recorder(Cache):  # type: ignore[misc]  # transformers has no types
@@ -118,7 +114,7 @@ class Adapter(Model):
                 attn_implementation=self.config.attention,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are in the report
-                **{_DTYPE: self.dtype},
+                dtype=self.dtype,
             )
             for tensor, *shapes in sorted(report["mismatched_keys"]):
                 found, expected = map(tuple, shapes)

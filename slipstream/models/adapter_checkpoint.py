@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Old files carry masks and counters beside the weights.
 BUFFERS = ("BOOL", "U8", "I64")
 FULL, SLIDING = "full_attention", "sliding_attention"
+OLDEST = (5, 5)  # older versions of transformers cannot run on the `meta` device, or keep K and V in other ways
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,8 @@ class AdapterCheckpoint:
         from transformers import __version__
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
+        if tuple(map(int, __version__.split(".")[:2])) < OLDEST:
+            raise self.refuse("needs transformers {}.{} or newer".format(*OLDEST), hint=f"{__version__} is installed")
         if self.architecture == KNOWN.get(str(self._raw.get("model_type"))):
             return
         if "auto_map" in self._raw:
