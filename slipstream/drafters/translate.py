@@ -67,7 +67,8 @@ class Lexicon:
         ids = self.tokenizer.encode(before + after, add_special=False)
         pieces = [self.entries[id] for id in ids]
         spelled = b"".join(pieces)
-        lead = max((0, 1), key=lambda lead: agreeing(spelled[lead:], text))  # a space that the encoder put in front
+        # A space that the encoder put in front is not the text's.
+        lead = max((0, 1), key=lambda lead: (spelled[lead:] == text, agreeing(spelled[lead:], text)))
         text = spelled[:lead] + text
         same = agreeing(spelled, text)
         origin = lead + len(before.encode())
@@ -87,9 +88,14 @@ class Lexicon:
         return list(pairwise([0, *ends]))
 
     def _settled(self, text: bytes, at: int) -> bool:
-        """Whether a place is between characters, and no token will ever lie across it."""
-        inside = at < len(text) and text[at] & 0xC0 == 0x80
-        return not inside and (len(text) - at > _FAR or not self._crossed(text, at))
+        """Whether a place is between characters, and what follows can change nothing before it.
+
+        Behind white space it can: encoders look ahead there, and cut "   x" and "   " in different places.
+        """
+        if at < len(text) and text[at] & 0xC0 == 0x80:
+            return False
+        before = text[max(0, at - 4) : at].decode(errors="ignore")
+        return len(text) - at > _FAR or not (before[-1:].isspace() or self._crossed(text, at))
 
     def _crossed(self, text: bytes, at: int) -> bool:
         """Whether an entry could lie across a place, as far as the text behind it is known."""

@@ -6,6 +6,7 @@ for one pass, which shows what K and V each layer keeps. What cannot be run is r
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,7 +119,7 @@ class AdapterCheckpoint:
         config = AutoConfig.from_pretrained(self.path, local_files_only=True, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
             raise self.refuse("has an encoder: it does not continue a text")
-        model, attention = _build_without_memory(config)
+        model, attention = _build_without_memory(_with_plain_rotation(config))
         if getattr(model, "_is_stateful", False):
             raise self.refuse("keeps a recurrent state: it cannot branch into a tree")
         text = config.get_text_config(decoder=True)
@@ -163,8 +164,8 @@ class AdapterCheckpoint:
         context = getattr(text, "max_position_embeddings", None)
         if not isinstance(context, int) or context < 1:
             raise self.refuse("has no max_position_embeddings: its context is not known")
-        rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-        if "longrope" in (rope.get("rope_type"), rope.get("type")):
+        rope = getattr(text, "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
             short = getattr(text, "original_max_position_embeddings", None)
             context = min(context, short or rope.get("original_max_position_embeddings", context))
         return context
@@ -208,6 +209,17 @@ class AdapterCheckpoint:
         found = [source.get(key) for source in sources]
         listed = [token for value in found for token in (value if isinstance(value, list) else [value])]
         return list(dict.fromkeys(token for token in listed if type(token) is int and token >= 0))
+
+
+def _with_plain_rotation(config: Any) -> Any:
+    """A copy for the pass without memory: some rotations look at the positions, and shapes do not depend on them."""
+    twin = copy.deepcopy(config)
+    text = twin.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        kept = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        text.rope_parameters = {"rope_type": "default", **kept}
+    return twin
 
 
 def _build_without_memory(config: Any) -> tuple[Any, str]:
