@@ -228,13 +228,7 @@ def test_rows_without_logits_and_an_honest_answer_about_bits() -> None:
     last = tree_segment(table, 0, [1, 2, 3], TokenTree(3))
     assert llm.model.forward(cache, STORE, [chunk]).logits.shape == (0, VOCABULARY)
     assert llm.model.forward(cache, STORE, [chunk, last, chunk]).logits.shape == (1, VOCABULARY)
-    # Products of stock kernels depend on the number of rows; if they did not here, texts would have to agree to a bit.
-    if llm.exact:
-        asked, how = requests(SAMPLED)
-        llm.use(DRAFTS["suffix"])
-        other = say(llm, asked, how)
-        llm.use(None)
-        assert other == say(llm, asked, how)
+    assert not llm.exact  # products of stock kernels depend on the number of rows, and nobody claims otherwise
 
 
 def test_what_the_adapter_cannot_give_is_refused_by_name() -> None:

@@ -7,29 +7,20 @@ The seeds are fixed; with fresh ones a right engine would fail one of the 2 chi-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from slipstream import LLM, SamplingParams
 from tests.test_engine_statistics import CHOICES, PASSES, POSITIONS, PROMPT, Answer, exact_joint, p_value, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAMPLES = 3_500
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "block": ({"depth": 2, "nodes": 2}, {}),
     "traversal": ({"depth": 2, "nodes": 5, "branch": 2}, {"temperature": 1.3}),
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Passes this small only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build(verifier: str, **draft: Any) -> LLM:

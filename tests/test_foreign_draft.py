@@ -13,11 +13,13 @@ from slipstream import LLM, SamplingParams
 from slipstream.cache import PAGE_SIZE
 from slipstream.commands.check import check
 from slipstream.commands.options import ModelSetup
+from slipstream.drafters.base import Wish
 from slipstream.drafters.foreign_draft import ForeignDraftDrafter
 from slipstream.drafters.own_store import Held, OwnStore
 from slipstream.drafters.translate import Crossing
 from slipstream.errors import DraftMismatch, OptionError
 from slipstream.models.load import load_model
+from slipstream.types import Plan
 from tests.test_conformance import SAMPLERS
 from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 from tests.tongues import KINDS, RHYME, byte_level, characters, directory, reciter, renumbered, speaker
@@ -119,21 +121,28 @@ def test_below_other_drafters() -> None:
 # -- the store --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["self", "bytes"])  # all accepted; nearly all refused
-def test_the_store_holds_what_was_said(kind: str) -> None:
-    llm = tiny_llm(speculate=foreign(speaker(kind)), characters=True)
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        (tiny_directory(0, characters=True), speaker("self")),  # all accepted
+        (tiny_directory(0, characters=True), speaker("bytes")),  # nearly all refused
+        (reciter(1), reciter(5)),  # accepted, but the text ends inside the draft's tokens
+    ],
+)
+def test_the_store_holds_what_was_said(target: Path, draft: Path) -> None:
+    llm = LLM(target, speculate=foreign(draft, depth=3))
     store, drafter = store_of(llm), drafter_of(llm)
-    stream = llm.stream("It is said: " * 14, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
+    stream = llm.stream(RHYME * 9, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
     for _ in range(9):
         next(stream)
     (sequence,) = llm.engine.scheduler.running
     held: Held = sequence.drafting["foreign_draft"].held
     text = llm.tokenizer.decode(sequence.tokens, skip_special=False) if llm.tokenizer else ""
     final = sequence.drafting["foreign_draft"].reading.fixed
-    assert held.ids[: len(final)] == final and len(final) > PAGE_SIZE
+    assert held.ids[: len(final)] == final and len(final) > 60
     assert text.startswith(drafter._tokenizer.decode(final, skip_special=False))
 
-    model, _ = load_model(speaker(kind), dtype="float32", device="cpu")
+    model, _ = load_model(draft, dtype="float32", device="cpu")
     twin = OwnStore(model, "twin", 4)
     again = Held()
     assert twin.hold(again, held.ids, 0, 0, [])
@@ -144,6 +153,24 @@ def test_the_store_holds_what_was_said(kind: str) -> None:
         for cache, name, part in ((store._cache, "foreign_draft", held), (twin._cache, "twin", again))
     ]
     assert torch.equal(*rows)
+    stream.close()  # type: ignore[attr-defined]
+    assert_nothing_is_held(llm)
+
+
+def test_guesses_of_another_drafter_are_read_and_forgotten() -> None:
+    llm = LLM(reciter(1), speculate=foreign(reciter(5)))
+    stream = llm.stream(RHYME, SamplingParams(temperature=0.0, max_tokens=50))
+    next(stream)
+    (sequence,) = llm.engine.scheduler.running
+    assert llm.tokenizer is not None
+    for skipped in (0, 7, 3, 0):
+        shadow = sequence.shadow(None)
+        text = llm.tokenizer.decode(shadow.tokens)
+        guesses = (RHYME * 3)[len(text) : len(text) + skipped + 4]
+        shadow.tokens += llm.tokenizer.encode(guesses[:skipped])
+        with torch.inference_mode():
+            (tree,) = drafter_of(llm).propose([Wish(shadow, Plan(4, 4, 1, 0.0))])
+        assert llm.tokenizer.decode(tree.tokens[1:]) == guesses[skipped:]
     stream.close()  # type: ignore[attr-defined]
     assert_nothing_is_held(llm)
 
@@ -217,6 +244,21 @@ def test_room_is_made_by_those_who_are_not_at_work() -> None:
         assert store.free == 3
 
 
+def test_only_rows_of_what_was_said_are_shared() -> None:
+    model, _ = load_model(tiny_directory(0), dtype="float32", device="cpu")
+    store = OwnStore(model, "own", 6)
+    first, second = Held(), Held()
+    said, guessed = list(range(90)) * 3, list(range(90)) * 2 + [5] * 90
+    with torch.inference_mode():
+        assert store.hold(first, guessed, 0, 0, [first])
+        store.feed([(first, guessed)])
+        assert store.hold(first, said, 0, 0, [first]) and first.ids == said[:180]
+        store.share(first, said)
+        assert store.hold(second, said, 0, 0, [second]) and second.ids == said[:PAGE_SIZE]
+        store.feed([(first, said[180:]), (second, said[PAGE_SIZE:])])
+        assert first.ids == second.ids == said
+
+
 # -- what does not fit ------------------------------------------------------------------------------------------------
 
 
@@ -253,19 +295,29 @@ def test_a_draft_with_a_shorter_context_stops_drafting_and_nothing_else() -> Non
     order = {id: backend.token_to_id(token) for token, id in characters().get_vocab().items()}
     short = directory(renumbered(tiny_directory(0, context=100), order), backend)
     llm = tiny_llm(speculate=foreign(short), context=300, characters=True)
-    how = SamplingParams(temperature=0.7, seed=1)
-    (output,) = llm.generate(["abc"], how)
-    assert output.token_ids == tiny_llm(context=300, characters=True).generate(["abc"], how)[0].token_ids
-    assert output.stats.draft_faults == 0 and output.stats.accepted > 60
-    assert_nothing_is_held(llm)
+    how = SamplingParams(temperature=0.7, seed=1, max_tokens=150)
+    stream = llm.stream("abc", how)
+    deltas = [next(stream) for _ in range(50)]
+    assert_nothing_is_held(llm)  # long before the end: there is nothing more to draft for
+    deltas += stream
+    plain = tiny_llm(context=300, characters=True).generate(["abc"], how)[0]
+    assert [token for delta in deltas for token in delta.token_ids] == plain.token_ids
+    assert deltas[-1].completion is not None
+    assert deltas[-1].completion.stats.draft_faults == 0 and deltas[-1].completion.stats.accepted > 60
 
 
 @pytest.mark.parametrize("rows", [300, 256])  # padded; and one token of the tokenizer has no row
 def test_a_tokenizer_and_a_model_of_different_sizes(rows: int) -> None:
     draft = directory(tiny_directory(1, vocab_size=rows), byte_level(257))
-    llm = tiny_llm(speculate=foreign(draft), characters=True)
-    outputs = llm.generate(["plain", "odd <|end|>" + chr(126)], SamplingParams(temperature=0.0, max_tokens=20))
-    assert llm.engine.draft_faults == 0 and outputs[0].stats.drafted > 0
+    llm = LLM(speaker("sentencepiece"), speculate=foreign(draft))
+    streams = [llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=9)) for prompt in ("plain", "m\u00ed")]
+    for stream in streams:
+        next(stream)
+    held = [sequence.drafting["foreign_draft"].held.ids for sequence in llm.engine.scheduler.running]
+    assert [len(ids) > 2 for ids in held] == [True, rows == 300]
+    for stream in streams:
+        assert list(stream)[-1].finish_reason == "length"
+    assert llm.engine.draft_faults == 0
 
 
 def test_check_tells_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:

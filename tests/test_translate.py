@@ -77,6 +77,8 @@ def read_on(translator: Translator, tokens: list[int], stops: list[int]) -> tupl
 @pytest.mark.parametrize("target", ["byte level", "sentencepiece", "characters"])
 @given(text=TEXTS, stops=st.lists(st.integers(1, 60), max_size=6))
 @example(text="Köln 東京東京 👍🏽", stops=list(range(1, 40)))
+@example(text="The    <|end|>", stops=[8])
+@example(text="   The", stops=[4])
 @settings(max_examples=40, deadline=None)
 def test_a_text_read_in_pieces_is_the_text_read_at_once(target: str, draft: str, text: str, stops: list[int]) -> None:
     translator = Translator(LEXICONS[target], LEXICONS[draft])

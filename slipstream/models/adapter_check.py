@@ -24,7 +24,7 @@ _STORE = "check"
 _PROMPT, _DEPTH, _SIBLINGS = 8, 4, 8
 _FAR = 2048  # rows: learned positions and masks of a fixed size end with the context, seldom later than this
 _EDGE, _WEIGHT = 16, 256  # the oldest rows, and how much heavier they may be made: a window one row off must show
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
+_TOLERANCE, _TOLERANCE_16_BIT = 1e-3, {torch.float16: 0.02, torch.bfloat16: 0.05}
 
 
 def require_honest(adapter: Adapter, model: Any, checkpoint: AdapterCheckpoint) -> None:
@@ -37,7 +37,7 @@ def require_honest(adapter: Adapter, model: Any, checkpoint: AdapterCheckpoint) 
     with torch.inference_mode(), checkpoint.asking("does not run over pages"):
         for committed in sorted({_PROMPT - 1, *(min(rows, most) for rows in (*edges, _FAR))}):
             error = _difference(adapter, model, committed)
-            if not error <= _TOLERANCE.get(adapter.dtype, 0.0):
+            if not error <= _TOLERANCE_16_BIT.get(adapter.dtype, _TOLERANCE):
                 raise checkpoint.refuse(
                     "does not honour 4-D masks and position ids",
                     hint=f"behind {committed} tokens the logits of a tree are off by {error:.1%}",
@@ -83,7 +83,8 @@ def _tree(vocabulary: int) -> tuple[TokenTree, list[int]]:
 def _repeat(data: torch.Tensor, rows: int, committed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Fill one layer, [2, pages, kv heads, PAGE_SIZE, size], with copies of its first rows; K and V of all of them.
 
-    The oldest values are made to weigh as much as all others, so that a row which should not see them shows it.
+    The oldest values are made to weigh as much as all others, so that a row which should not see them shows it. The
+    cache holds one sequence, so that its pages are in order.
     """
     by_head = data.transpose(1, 2)
     flat = by_head.flatten(2, 3).clone()  # [2, kv heads, slots, size]
