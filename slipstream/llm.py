@@ -98,6 +98,8 @@ class LLM:
         reads_draws = self._verifier.uses_draws
         view = TargetView(self.model, self.cache, self.tokenizer, self.max_model_len, reads_draws, self.exact)
         drafter = spec.build(view)
+        if drafter.taps and not view.layered:
+            raise OptionError(f"{drafter.name} reads hidden states, which {self.model.name} does not give")
         drafter.attach(self.cache)
         self._engine = Engine(
             self.model,
@@ -250,9 +252,9 @@ class LLM:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the model's and the tokenizer's."""
+        """Tokens that end an answer: the model's and the tokenizer's, as far as the model has such tokens."""
         declared = self.tokenizer.eos_ids if self.tokenizer is not None else ()
-        return frozenset({*self.model.config.eos_ids, *declared})
+        return frozenset(t for t in (*self.model.config.eos_ids, *declared) if t < self.model.config.vocab_size)
 
 
 def _delta(progress: Progress) -> Delta:

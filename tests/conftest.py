@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from slipstream.text import Tokenizer, tokenizer_from_gguf
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,3 +36,54 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny random Llama, as transformers saved it; not to be written to."""
+    from tests.checkpoints import make_model
+
+    path = tmp_path_factory.mktemp("llama")
+    make_model("Llama").save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama in a GGUF file, with a few tokens; not to be written to."""
+    from tests.gguf_files import Q, write_dense
+
+    keys: dict[str, Any] = {"tokenizer.ggml.tokens": ["a", "é", ""], "tokenizer.ggml.scores": [0.5, 1.0, 2.0]}
+    return write_dense(tmp_path_factory.mktemp("gguf") / "small.gguf", kind=Q.Q4_0, **keys).close()
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Tokenizer:
+    """A toy tokenizer of bytes and their merges."""
+    from tests.vocabularies import gguf_of_byte_level, train_byte_level
+
+    return tokenizer_from_gguf(gguf_of_byte_level(train_byte_level(), "gpt-2"))
+
+
+@pytest.fixture(scope="session")
+def spm() -> Tokenizer:
+    """A toy tokenizer in the style of SentencePiece."""
+    from tests.vocabularies import gguf_of_spm
+
+    return tokenizer_from_gguf(gguf_of_spm())
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny random model that chats, for the command line."""
+    from tests.invoking import save_model
+
+    return str(save_model(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same shape, another token map, no chat template."""
+    from tests.invoking import save_model
+
+    return str(save_model(tmp_path_factory.mktemp("other"), extra="<|extra|>", template=None))

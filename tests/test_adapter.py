@@ -252,6 +252,9 @@ def test_what_the_adapter_cannot_give_is_refused_by_name() -> None:
         with pytest.raises(OptionError, match=f"{drafter} runs single layers of the target"):
             llm.use(drafter)
     assert view.embed(torch.tensor([3, 5])).shape == (2, 32)
+    with pytest.raises(OptionError, match="early_exit"):  # before any request
+        llm.use("early_exit")
+    assert llm.engine.drafter.name == "none"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -21,8 +21,8 @@ from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.text import Tokenizer, tokenizer_from_gguf
 from slipstream.text.gguf_tokenizer import _RULES
 from tests.corpora import contents
-from tests.test_text import gguf_of_byte_level, gguf_of_spm, train_byte_level
 from tests.tiny import tiny_directory, tiny_llm
+from tests.vocabularies import gguf_of_byte_level, gguf_of_spm, train_byte_level
 
 ROOT = Path(__file__).parent.parent
 PROSE = (ROOT / "docs" / "architecture.md").read_text()[:6000] + "\r\n\r\nГлава 1. naïve  cafés, 東京\t10 of 12\n"

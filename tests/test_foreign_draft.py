@@ -122,14 +122,13 @@ def test_below_other_drafters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "draft"),
-    [
-        (tiny_directory(0, characters=True), speaker("self")),  # all accepted
-        (tiny_directory(0, characters=True), speaker("bytes")),  # nearly all refused
-        (reciter(1), reciter(5)),  # accepted, but the text ends inside the draft's tokens
-    ],
+    "kind",
+    ["self", "bytes", "recited"],  # all accepted, nearly all refused, and texts that end inside the draft's tokens
 )
-def test_the_store_holds_what_was_said(target: Path, draft: Path) -> None:
+def test_the_store_holds_what_was_said(kind: str) -> None:
+    recited = kind == "recited"
+    target = reciter(1) if recited else tiny_directory(0, characters=True)
+    draft = reciter(5) if recited else speaker(kind)
     llm = LLM(target, speculate=foreign(draft, depth=3))
     store, drafter = store_of(llm), drafter_of(llm)
     stream = llm.stream(RHYME * 9, SamplingParams(temperature=0.9, seed=2, max_tokens=60))

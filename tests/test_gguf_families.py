@@ -19,8 +19,8 @@ from slipstream.models.gguf_metadata import GGUFHead
 from slipstream.models.hf import HFCheckpoint
 from slipstream.models.load import load_model
 from slipstream.tree import TokenTree
+from tests.checkpoints import refused
 from tests.test_families import SHAPE, build, tree_logits
-from tests.test_loading import refused
 
 KINDS = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from slipstream.errors import CorruptFile, ShapeMismatch, UnsupportedModel
 from slipstream.models.hf import HFCheckpoint
 from slipstream.models.shapes import weight_names
+from tests.checkpoints import refused
 from tests.test_families import build
 from tests.test_gemma import rewrite
-from tests.test_loading import refused
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3moe", "qwen3moe-dense", "olmoe"])

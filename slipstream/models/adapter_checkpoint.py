@@ -18,7 +18,7 @@ import torch
 
 from slipstream.errors import ModelError, UnsupportedModel
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf import DTYPES, _open_files, _read_json
+from slipstream.models.hf import DTYPES, open_files, read_json
 from slipstream.text.chat import one_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class AdapterCheckpoint:
         self.path = path
         self.name = name
         self.why = why.message
-        self._raw = _read_json(path / "config.json")
+        self._raw = read_json(path / "config.json")
         self._refuse_weights()
         with self.asking("transformers cannot build"):
             self.config = self._examine()
@@ -108,7 +108,7 @@ class AdapterCheckpoint:
                 f"{self.name} is quantised with {method or 'an unnamed method'}",
                 hint="use the unquantised weights or a GGUF file",
             )
-        for tensor, file in _open_files(self.path).items():
+        for tensor, file in open_files(self.path).items():
             if (dtype := file.get_slice(tensor).get_dtype()) not in (*DTYPES, *BUFFERS):
                 raise UnsupportedModel(f"tensor {tensor!r} of {self.name} is stored as {dtype}")
 
@@ -205,7 +205,7 @@ class AdapterCheckpoint:
 
     def _token_ids(self, key: str) -> list[int]:
         generation = self.path / "generation_config.json"
-        sources = [_read_json(generation) if generation.exists() else {}, self._raw]
+        sources = [read_json(generation) if generation.exists() else {}, self._raw]
         found = [source.get(key) for source in sources]
         listed = [token for value in found for token in (value if isinstance(value, list) else [value])]
         return list(dict.fromkeys(token for token in listed if type(token) is int and token >= 0))

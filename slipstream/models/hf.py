@@ -68,11 +68,11 @@ class HFCheckpoint:
     def __init__(self, path: str | Path, name: str | None = None) -> None:
         self.path = Path(path)
         self.name = name or str(path)
-        raw = _read_json(self.path / "config.json")
+        raw = read_json(self.path / "config.json")
         generation = self.path / "generation_config.json"
-        self._files = _open_files(self.path)
+        self._files = open_files(self.path)
         self.config = config_from_hf(
-            raw, _read_json(generation) if generation.exists() else {}, self.name, has_head=HEAD in self._files
+            raw, read_json(generation) if generation.exists() else {}, self.name, has_head=HEAD in self._files
         )
         self._norms_from_one = family_of(raw, self.name).norms_from_one
         self.mtp = mtp_tensors(self._files, LAYERS, MTP_JOINT, self.config.layers)
@@ -144,7 +144,7 @@ def _locate(name: str, config: ModelConfig, tensors: Mapping[str, Any]) -> Piece
     return Piece(f"{experts}.gate_up_proj", (config.experts, 2 * rows, columns), (expert, half))
 
 
-def _open_files(directory: Path) -> dict[str, Any]:
+def open_files(directory: Path) -> dict[str, Any]:
     """Tensor name -> the open safetensors file that holds it. Only headers are read."""
     single, index = directory / WEIGHTS, directory / INDEX
     if index.exists() and not single.exists():
@@ -160,7 +160,7 @@ def _open_files(directory: Path) -> dict[str, Any]:
 
 
 def _open_shards(directory: Path, index: Path) -> dict[str, Any]:
-    places = _read_json(index).get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
         raise CorruptFile(f"{index} has no weight_map from tensors to files")
     shards: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def _open_file(path: Path) -> Any:
         raise CorruptFile(f"{path} is truncated or garbled: {_one_line(error)}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

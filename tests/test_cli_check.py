@@ -1,0 +1,95 @@
+"""`slipstream drafters`, `check` and `env`: what there is, what fits, and where we are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import slipstream
+from slipstream.cache import PAGE_SIZE
+from slipstream.commands.options import ModelSetup
+from slipstream.errors import OptionError
+from slipstream.models import builtin
+from tests.invoking import invoke
+
+
+def test_drafters() -> None:
+    listed = json.loads(invoke("drafters", "--json").stdout)
+    assert {"none", "ngram", "suffix", "draft_model"} <= {drafter["name"] for drafter in listed["drafters"]}
+    assert all(drafter[fact] for drafter in listed["drafters"] for fact in ("summary", "helps", "cost", "needs"))
+    one = json.loads(invoke("drafters", "ngram", "--json").stdout)
+    assert {"name": "max_n", "type": "int", "default": 4} in one["options"]
+    assert "suffix (default)" in invoke("drafters").stdout
+    assert invoke("drafters", "nope").exit_code == 2
+
+
+def test_a_broken_plugin_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from slipstream.drafters import registry
+
+    broken = EntryPoint("broken", "no_such_module:Drafter", registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
+    done = invoke("drafters")
+    assert done.exit_code == 0
+    assert "cannot be loaded: ModuleNotFoundError" in done.stdout and "suffix (default)" in done.stdout
+
+
+def test_check_plans_memory(tiny: str) -> None:
+    done = invoke("check", "-m", tiny, "--max-model-len", "128")
+    assert done.exit_code == 0
+    assert done.stdout.rstrip().endswith("fits") and "K/V for 128 tokens" in done.stdout
+    found = json.loads(invoke("check", "-m", tiny, "--max-model-len", "128", "--json").stdout)
+    # two layers, K and V, two heads of 8, float32, and two pages to spare
+    assert found["memory_bytes"]["kv"] == (128 + 2 * PAGE_SIZE) * 2 * 2 * 2 * 8 * 4
+    assert found["ok"] and found["fits"] and found["draft"] is None
+    assert found["architecture"]["layers"] == 2 and found["dtype"] == "float32"
+
+
+def test_check_loads_no_weights(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.models.hf import HFCheckpoint
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("a weight was read")
+
+    monkeypatch.setattr(HFCheckpoint, "weight", refuse)
+    assert invoke("check", "-m", tiny, "--speculate", f"draft_model:model={tiny}").exit_code == 0
+
+
+def test_check_compares_vocabularies(tiny: str, other: str) -> None:
+    same = invoke("check", "-m", tiny, "--speculate", f"draft_model:model={tiny}")
+    assert same.exit_code == 0 and "same vocabulary" in same.stdout and "draft K/V" in same.stdout
+    differing = invoke("check", "-m", tiny, "--speculate", f"draft_model:model={other}")
+    assert differing.exit_code == 2
+    assert "token 3 is '<|extra|>' in the draft" in differing.stdout
+    found = json.loads(invoke("check", "-m", tiny, "--json", "--speculate", f"draft_model:model={other}").stdout)
+    assert found["draft"]["vocabulary"]["difference"][0] == 3 and not found["ok"] and found["fits"]
+
+
+def test_check_refuses_what_does_not_fit(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.commands.check.available_bytes", lambda device: 300_000)
+    done = invoke("check", "-m", tiny)
+    assert done.exit_code == 2
+    length = re.search(r"--max-model-len (\d+) would fit", done.stdout)
+    assert length
+    assert invoke("check", "-m", tiny, "--max-model-len", length[1]).exit_code == 0
+    assert invoke("check", "-m", tiny, "--max-model-len", "9999").exit_code == 2
+    with pytest.raises(OptionError):
+        ModelSetup(speculate="nope").drafter()
+
+
+def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    (tmp_path / "file").write_bytes(b"x" * 2**20)
+    report = json.loads(invoke("env", "--json").stdout)
+    assert report["versions"]["slipstream"] == slipstream.__version__ and report["versions"]["torch"]
+    assert report["cpu"]["torch threads"] >= 1 and isinstance(report["cpu"]["MKL packed products"], bool)
+    assert report["cache"]["directory"] == str(tmp_path) and report["cache"]["size"] == "1.0 MiB"
+    assert report["cache"][builtin.DEFAULT_MODEL].startswith("not downloaded yet")
+    assert report["environment"]["SLIPSTREAM_CACHE"] == str(tmp_path)
+    done = invoke("env")
+    assert done.exit_code == 0 and "capability" in done.stdout and "secret" not in done.stdout
