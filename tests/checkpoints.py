@@ -12,19 +12,6 @@ import transformers
 
 from slipstream.models.shapes import expected_shape, weight_names
 
-
-@contextlib.contextmanager
-def refused(kind: type[Exception], *words: str) -> Iterator[None]:
-    """The block raises exactly `kind`, with one line that holds every word."""
-    with pytest.raises(kind) as caught:
-        yield
-    text = str(caught.value)
-    assert type(caught.value) is kind
-    assert "\n" not in text
-    for word in words:
-        assert word in text
-
-
 TINY = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -41,6 +28,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3": {"head_dim": 8, "tie_word_embeddings": True},
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
 }
+
+
+@contextlib.contextmanager
+def refused(kind: type[Exception], *words: str) -> Iterator[None]:
+    """The block raises exactly `kind`, with one line that holds every word."""
+    with pytest.raises(kind) as caught:
+        yield
+    text = str(caught.value)
+    assert type(caught.value) is kind
+    assert "\n" not in text
+    for word in words:
+        assert word in text
 
 
 def make_model(family: str, **options: Any) -> Any:

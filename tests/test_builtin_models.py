@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.errors import (
-    HashMismatch,
-    ModelNotFound,
-    OptionError,
-)
+from slipstream.errors import HashMismatch, ModelNotFound, OptionError
 from slipstream.models import builtin
 from slipstream.models.loader import open_checkpoint
 from tests.checkpoints import refused

@@ -22,7 +22,7 @@ from slipstream.models.load import load_model
 from slipstream.types import Plan
 from tests.test_conformance import SAMPLERS
 from tests.tiny import tiny_directory, tiny_draft, tiny_llm
-from tests.tongues import KINDS, RHYME, byte_level, characters, directory, reciter, renumbered, speaker
+from tests.tongues import KINDS, RHYME, byte_level, characters, directory, reciter, renumbered, speaker, wanderer
 
 PROMPTS = ["Hello there, ", "x", "The quick brown fox " * 9, "a b c " * 20, "0123", "<a>zz"]
 
@@ -66,6 +66,14 @@ def test_the_target_under_other_ids_reads_the_targets_noise(sampler: str) -> Non
     settings = {k: v for k, v in SAMPLERS[sampler].items() if k not in ("min_tokens", "stop_token_ids")}
     (output,) = llm.generate(["Once more: "], SamplingParams(seed=3, max_tokens=41, **settings))
     assert output.stats.steps == -(-41 // 5) and output.stats.accepted == 41 - output.stats.steps
+
+
+def test_noise_is_read_inside_characters_too() -> None:
+    how = SamplingParams(temperature=1.0, seed=4, max_tokens=60)
+    (plain,) = LLM(wanderer(0), speculate=None).generate(["中京"], how)
+    assert plain.text.count("中") > 5 and plain.text.count("京") > 5
+    (output,) = LLM(wanderer(0), speculate=foreign(wanderer(1))).generate(["中京"], how)
+    assert output.token_ids == plain.token_ids and output.stats.accepted == output.stats.drafted > 20
 
 
 def test_noise_is_worth_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.errors import (
-    CorruptFile,
-    ModelError,
-    ShapeMismatch,
-    UnsupportedModel,
-)
+from slipstream.errors import CorruptFile, ModelError, ShapeMismatch, UnsupportedModel
 from slipstream.models import gguf_blocks
 from slipstream.models.config import LinearScaling
 from slipstream.models.gguf_file import GGUFCheckpoint

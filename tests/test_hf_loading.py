@@ -12,12 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from slipstream.errors import (
-    CorruptFile,
-    ModelNotFound,
-    ShapeMismatch,
-    UnsupportedModel,
-)
+from slipstream.errors import CorruptFile, ModelNotFound, ShapeMismatch, UnsupportedModel
 from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
 from slipstream.models.hf import HFCheckpoint
 from slipstream.models.loader import open_checkpoint

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.errors import (
-    ModelNotFound,
-)
+from slipstream.errors import ModelNotFound
 from slipstream.models import hub
 from slipstream.models.loader import open_checkpoint
 from tests.checkpoints import refused

@@ -6,10 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slipstream.errors import (
-    CorruptFile,
-    ModelNotFound,
-)
+from slipstream.errors import CorruptFile, ModelNotFound
 from slipstream.models import builtin
 from slipstream.models.loader import open_checkpoint
 from tests.checkpoints import refused

@@ -155,7 +155,7 @@ def test_the_cost_of_a_crossing() -> None:
     assert finer.ratio > 1.1 and 0 < finer.common_entries < finer.target_entries
     coarser = measure(Translator(lexicon("bytes"), lexicon("byte level")))
     assert coarser.common_entries == coarser.target_entries and coarser.ratio == pytest.approx(1 / finer.ratio)
-    assert "100% of the target's tokens are tokens of the draft too" in coarser.describe()
+    assert "100.0% of the target's tokens are tokens of the draft too" in coarser.describe()
     near = measure(Translator(lexicon("byte level"), Lexicon(Tokenizer(KINDS["byte level"](390)))))
     assert near.aligned and 1.0 <= near.ratio < finer.ratio
 

@@ -218,8 +218,11 @@ def test_a_run_is_repeatable_and_its_finding_whole() -> None:
     finding = runs[0]
     assert finding["prompts"] == {"searched": 2, "positions": 2 * (LONGEST_ANSWER - 1), "held_out": 1}
     assert finding["fingerprint"] == llm.engine.drafter.target.fingerprint
+    assert runs[0]["measured"] == runs[1]["measured"]
     assert {"format", "method", "model", "skip", "depth", "agreement", "estimated_speedup", "versions"} <= set(finding)
     assert finding["measured"]["identical"] is True
+    # By this clock every step takes as long as a plain one, so the gain is what a step gives.
+    assert finding["measured"]["speedup"] == finding["measured"]["tokens_per_step"] > 1
     assert finding["measured"]["speedup"] == max(entry["speedup"] for entry in finding["confirmed"])
     assert finding["skip"] in [point["skip"] for point in finding["frontier"]]
     json.dumps(finding, allow_nan=False)
@@ -320,6 +323,7 @@ def test_the_command_finds_shows_and_keeps(tmp_path: Path) -> None:
     finding = json.loads(shipped.read_text())
     slower = "Plain decoding is faster: layer_skip does not pay on this model." in done.stdout
     assert slower == (finding["measured"]["speedup"] < 1)
+    assert ("That cannot be" in done.stdout) == finding["measured"]["disturbed"]
     assert f"--speculate layer_skip:depth={finding['depth']},nodes={finding['depth']}" in done.stdout
     assert finding["prompts"]["source"] == str(prompts)
     llm = LLM(model, speculate="layer_skip")

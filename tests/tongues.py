@@ -160,23 +160,42 @@ def chunks(size: int) -> tokenizers.Tokenizer:
     return backend
 
 
+def taught(backend: tokenizers.Tokenizer, following: dict[str, list[str]], **settings: Any) -> Path:
+    """A model in which the last token alone says, with equal chances, which come next."""
+    ids = backend.get_vocab()
+    folder = directory(tiny_directory(3, vocab_size=len(ids)), backend, **settings)
+    weights = load_file(folder / "model.safetensors")
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name].zero_()
+    head = weights["lm_head.weight"].zero_()
+    for token, nexts in following.items():
+        embedded = weights["model.embed_tokens.weight"][ids[token]]
+        for after in nexts:
+            head[ids[after]] += 4 * embedded / embedded.norm()
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
 @functools.cache
 def reciter(size: int, last: str | None = None) -> Path:
     """A model that recites the rhyme over and over in such pieces; `last`: until this piece, and then it ends."""
     backend = chunks(size)
-    ids = backend.get_vocab()
     whole = {RHYME[start : start + size] for start in range(0, len(RHYME), size)}
-    folder = directory(tiny_directory(3, vocab_size=len(ids)), backend, eos_token="<end>")
-    weights = load_file(folder / "model.safetensors")
-    for name in weights:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            weights[name].zero_()  # what a token says next depends on the token alone
-    head = torch.zeros_like(weights["lm_head.weight"])
-    for text, id in ids.items():
+    following = {}
+    for text in backend.get_vocab():
         at = (RHYME.find(text) + len(text)) % len(RHYME)
-        following = RHYME[at : at + size] if text in whole else RHYME[at]
-        embedded = weights["model.embed_tokens.weight"][id]
-        head[ids["<end>" if text == last else following]] += 4 * embedded / embedded.norm()
-    weights["lm_head.weight"] = head
-    save_file(weights, folder / "model.safetensors")
-    return folder
+        following[text] = ["<end>" if text == last else RHYME[at : at + size] if text in whole else RHYME[at]]
+    return taught(backend, following, eos_token="<end>")
+
+
+@functools.cache
+def wanderer(order: int) -> Path:
+    """A model that writes 中 and 京 as they come, byte by byte; `order` shuffles its ids."""
+    alphabet = list(_ALPHABET)
+    random.Random(order).shuffle(alphabet)
+    backend = tokenizers.Tokenizer(models.BPE({byte: id for id, byte in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    e4, b8, ad, ba, ac = backend.encode("中").tokens + backend.encode("京").tokens[1:]
+    return taught(backend, {e4: [b8, ba], b8: [ad], ba: [ac], ad: [e4], ac: [e4]})

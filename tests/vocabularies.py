@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind; they'll be friends.",
     "def add(a, b):\n    return a + b\n\n\nprint(add(12, 345))  # 357",

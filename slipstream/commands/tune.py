@@ -120,7 +120,9 @@ def _print(finding: dict[str, Any], saved: list[Path], model: str) -> None:
     ]
     show_table(["layers run  ", "agreement", "estimated speed-up", "depth", "skip"], rows, right=[0, 1, 2, 3])
     say("\n" + _measured_line(finding))
-    if finding["measured"]["speedup"] < 1:
+    if finding["measured"]["disturbed"]:
+        say("That cannot be: other programs disturbed the measurement. Tune again when the machine is calm.", "bad")
+    elif finding["measured"]["speedup"] < 1:
         say(f"Plain decoding is faster: {finding['method']} does not pay on this model.", "bad")
     for place in saved:
         say(f"saved: {place}")

@@ -66,10 +66,12 @@ class _Draft:
     reading: Reading
     held: Held
     pending: list[int]  # tokens that have to be fed before the next one can be chosen
-    enough: int  # tokens that should give as many of the target's as are wanted
-    most: int  # tokens after which writing ends
+    wanted: int  # how many of the target's tokens may be offered
+    enough: int  # how many of the draft's should give as many
+    most: int  # how many are written at most
     decoder: IncrementalDecoder
     text: str = ""
+    half: list[int] = field(default_factory=list)  # tokens behind the text that make no whole character yet
     reached: list[int] = field(default_factory=lambda: [0])  # bytes of text at first and after each token
     joints: list[float] = field(default_factory=lambda: [1.0])  # probability of all that was written until there
     ended: bool = False
@@ -80,11 +82,6 @@ class _Draft:
     def count(self) -> int:
         """How many tokens were written."""
         return len(self.reached) - 1
-
-    @property
-    def wanted(self) -> int:
-        """How many tokens of the target may be offered."""
-        return min(self.wish.plan.depth, self.wish.plan.nodes)
 
 
 class _Twins:
@@ -162,7 +159,8 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
             return None
         reading, ids = read
         ratio = (len(ids) + _PRIOR * self._ratio) / (len(sequence.tokens) + _PRIOR)
-        enough = math.ceil(ratio * wish.plan.depth)
+        wanted = min(wish.plan.depth, wish.plan.nodes)
+        enough = math.ceil(ratio * wanted)
         most = min(2 * enough + 2, self._context - len(ids))
         if not ids or most < 1 or (self._rowless and not self._rowless.isdisjoint(ids)):
             self._store.release(kept.held)
@@ -173,7 +171,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
         primer = ids[max(len(ids) - _PRIMER, len(self._translator.draft.opening)) :]
         decoder = IncrementalDecoder(self._tokenizer, primer, skip_special=False)
         pending = ids[len(kept.held.ids) :]
-        return _Draft(wish, reading, kept.held, pending, enough, most, decoder)
+        return _Draft(wish, reading, kept.held, pending, wanted, enough, most, decoder)
 
     def _read(self, kept: _Kept, sequence: Sequence) -> tuple[Reading, list[int]] | None:
         """The sequence's text in the draft's tokens. Guesses that may be taken back again are not kept as read."""
@@ -194,7 +192,9 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
         if token in self._endings:
             draft.ended, draft.ending = True, self._endings[token]
         else:
-            draft.text += draft.decoder.push([token])
+            more = draft.decoder.push([token])
+            draft.half = [] if more else [*draft.half, token]
+            draft.text += more
             draft.pending, draft.spelled = [token], None
         draft.reached.append(len(draft.text.encode()))
         draft.joints.append(joint)
@@ -213,8 +213,10 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
         token = int(row.argmax())
         sampler, params = draft.wish.sequence.sampler, draft.wish.sequence.params
         plain = params.greedy and not params.penalised and not params.bias
-        if not plain and token in self._twins.theirs and (spelled := self._spell(draft)).whole:
-            ((chosen, probability),) = likeliest(sampler, self._twins.carried(row), spelled.ids, 1)
+        theirs = self._twins.theirs
+        if not plain and theirs.keys() >= {token, *draft.half} and (spelled := self._spell(draft)).whole:
+            path = spelled.ids + [theirs[half] for half in draft.half]
+            ((chosen, probability),) = likeliest(sampler, self._twins.carried(row), path, 1)
             return self._twins.ours[chosen], probability
         return token, float(torch.softmax(row, dim=0)[token])
 

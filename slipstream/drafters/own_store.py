@@ -13,6 +13,7 @@ import torch
 
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache, PageTable
+from slipstream.drafters.translate import agreeing
 from slipstream.errors import CacheFull
 from slipstream.models.model import Model
 from slipstream.tree import TokenTree
@@ -108,11 +109,3 @@ class OwnStore:
         chunk = tokens[:_CHUNK]
         root = TokenTree(chunk[-1]) if len(chunk) == len(tokens) else None
         return tree_segment(held.table, len(held.ids), chunk, root)
-
-
-def agreeing(one: Seq[int], other: Seq[int]) -> int:
-    """How many elements at the beginning are equal."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:
-        return shorter
-    return next(index for index in range(shorter) if one[index] != other[index])

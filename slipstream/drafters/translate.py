@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from slipstream.drafters.own_store import agreeing
 from slipstream.drafters.vocabulary import compare_vocabularies
 from slipstream.errors import DraftMismatch
 from slipstream.text import IncrementalDecoder, Tokenizer
@@ -122,6 +121,14 @@ def _entries(tokenizer: Tokenizer) -> list[bytes]:
     return [tokenizer.decode([*lead, id], skip_special=False)[length:].encode() for id in ids]
 
 
+def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many elements at the beginning are equal."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(index for index in range(shorter) if one[index] != other[index])
+
+
 @dataclass(frozen=True)
 class Reading:
     """How far the target's tokens have been read, and what the draft's tokens are for them."""
@@ -206,7 +213,7 @@ class Crossing:
         share = 100 * self.common_entries / self.target_entries
         return (
             f"{self.ratio:.2f} tokens of the draft for one of the target on a sample text; "
-            f"{share:.0f}% of the target's tokens are tokens of the draft too"
+            f"{share:.1f}% of the target's tokens are tokens of the draft too"
         )
 
 
@@ -225,10 +232,9 @@ def measure(translator: Translator) -> Crossing:
 
 def make_translator(name: str, draft: Tokenizer | None, target: Tokenizer | None) -> Translator:
     """A translator for draft model `name`; DraftMismatch where there is nothing to translate."""
-    for whose, tokenizer in ((f"draft {name}", draft), ("the target", target)):
-        if tokenizer is None:
-            raise DraftMismatch(f"{whose} has no tokenizer, so its tokens cannot be translated")
-    assert draft is not None and target is not None
+    if draft is None or target is None:
+        whose = f"draft {name}" if draft is None else "the target"
+        raise DraftMismatch(f"{whose} has no tokenizer, so its tokens cannot be translated")
     if compare_vocabularies(draft, len(draft), target, len(target)).same:
         raise DraftMismatch(f"draft {name} has the target's own vocabulary", hint="draft_model is the drafter for it")
     return Translator(Lexicon(target), Lexicon(draft))

@@ -183,6 +183,7 @@ def _open_file(path: Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; one that cannot be read, or holds no object, is refused by name."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

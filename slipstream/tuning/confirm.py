@@ -1,19 +1,26 @@
-"""What a drafter really gains: the same prompts, plain and drafted, in turns, in one process."""
+"""What a drafter really gains: the same prompts, plain and drafted, in turns, in one process.
+
+Other programs come and go, and a step that they disturb can take many times as long. So the time of a step is the
+median over all steps of a drafter, and drafters take turns at every prompt.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipstream.llm import LLM
-from slipstream.types import SamplingParams, Stats
+from slipstream.tuning.costs import Clock
+from slipstream.types import SamplingParams
 
-ROUNDS = 2  # the faster run of each counts: other programs can only slow one down
+ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One drafter against plain decoding; decode time only."""
+    """One drafter against plain decoding; the time to the first token is not counted."""
 
     speedup: float
     tokens_per_step: float
@@ -22,42 +29,73 @@ class Measured:
     tokens: int
     identical: bool  # to what plain decoding says, token by token
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether it cannot be true: a step that verifies drafts takes no less time than a plain one."""
+        return self.speedup > self.tokens_per_step
+
+
+@dataclass
+class _Runs:
+    """All answers of one drafter."""
+
+    steps: list[float] = field(default_factory=list)  # seconds of each, the first one of an answer left out
+    tokens: int = 0  # of those steps
+    answers: list[list[int]] = field(default_factory=list)
+
+    def add(self, llm: LLM, prompt: list[int], params: SamplingParams, clock: Clock) -> None:
+        answer: list[int] = []
+        before = None
+        for delta in llm.stream(prompt, params):
+            now = clock()
+            if before is not None:
+                self.steps.append(now - before)
+                self.tokens += len(delta.token_ids)
+            answer += delta.token_ids
+            before = now
+        self.answers.append(answer)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / len(self.steps) if self.steps else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        seconds = statistics.median(self.steps) if self.steps else 0.0
+        return self.tokens_per_step / seconds if seconds else 0.0
+
 
 def confirm(
     llm: LLM,
     prompts: Sequence[list[int]],
     drafters: Sequence[Mapping[str, object]],
     max_tokens: int,
-    tick: Callable[[], object] = lambda: None,
+    expired: Callable[[], bool],
+    clock: Clock = time.perf_counter,
 ) -> list[Measured]:
-    """Each drafter's speed on the prompts, one answer at a time; the LLM decodes plainly afterwards."""
+    """Each drafter's speed on the prompts, one answer at a time; the LLM decodes plainly afterwards.
+
+    `expired` is asked between rounds: a machine may be slower now than it was when the time was planned.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
-    runs: list[list[tuple[Stats, list[list[int]]]]] = [[] for _ in range(1 + len(drafters))]
+    plain, drafted = _Runs(), [_Runs() for _ in drafters]
     for _ in range(ROUNDS):
-        for found, drafter in zip(runs, [None, *drafters], strict=True):
-            llm.use(drafter)
-            stats, answers = Stats(), []
-            for prompt in prompts:
-                output = llm.generate(prompt, params)[0]
-                stats.add(output.stats)
-                answers.append(output.token_ids)
-                tick()
-            found.append((stats, answers))
+        for prompt in prompts:
+            for runs, drafter in zip([plain, *drafted], [None, *drafters], strict=True):
+                llm.use(drafter)
+                runs.add(llm, prompt, params, clock)
+        if expired():
+            break
     llm.use(None)
-    plain, *drafted = [min((stats for stats, _ in found), key=lambda stats: stats.decode_ms) for found in runs]
-    said = [[answers for _, answers in found] for found in runs]
+    speed = plain.tokens_per_second
     return [
         Measured(
-            speedup=_ratio(stats.tokens_per_second, plain.tokens_per_second),
-            tokens_per_step=stats.tokens_per_step,
-            tokens_per_second=stats.tokens_per_second,
-            plain_tokens_per_second=plain.tokens_per_second,
-            tokens=stats.emitted,
-            identical=all(answers == said[0][0] for answers in (*said[0], *texts)),
+            speedup=runs.tokens_per_second / speed if speed else 0.0,
+            tokens_per_step=runs.tokens_per_step,
+            tokens_per_second=runs.tokens_per_second,
+            plain_tokens_per_second=speed,
+            tokens=sum(map(len, runs.answers)),
+            identical=runs.answers == plain.answers,
         )
-        for stats, texts in zip(drafted, said[1:], strict=True)
+        for runs in drafted
     ]
-
-
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else 0.0

@@ -94,7 +94,7 @@ class _Tuning:
             "model": self._llm.model.name,
             "fingerprint": self._target.fingerprint,
             **self._described(best, costs),
-            "measured": _rounded(asdict(speed)),
+            "measured": _rounded({**asdict(speed), "disturbed": speed.disturbed}),
             "confirmed": [
                 {"skip": self._skipped(point), "speedup": round(result.speedup, 3)}
                 for point, result in zip(ranked, measured, strict=True)
@@ -181,7 +181,9 @@ class _Tuning:
         for point in points:
             depth = costs.estimate(point.agreement, len(point.layers)).depth
             drafters.append({"method": METHOD, "skip": self._skipped(point), "depth": depth, "nodes": depth})
-        return confirm(self._llm, prompts, drafters, tokens, tick=self._seconds)
+        return confirm(
+            self._llm, prompts, drafters, tokens, expired=lambda: self._seconds() >= self._budget, clock=self._clock
+        )
 
     # -- words --------------------------------------------------------------------------------------------------------
 
