@@ -45,7 +45,7 @@ def test_check_plans_memory(tiny: str) -> None:
     found = json.loads(invoke("check", "-m", tiny, "--max-model-len", "128", "--json").stdout)
     # two layers, K and V, two heads of 8, float32, and two pages to spare
     assert found["memory_bytes"]["kv"] == (128 + 2 * PAGE_SIZE) * 2 * 2 * 2 * 8 * 4
-    assert found["ok"] and found["fits"] and found["draft"] is None
+    assert found["ok"] and found["fits"] and found["drafts"] == []
     assert found["architecture"]["layers"] == 2 and found["dtype"] == "float32"
 
 
@@ -66,7 +66,16 @@ def test_check_compares_vocabularies(tiny: str, other: str) -> None:
     assert differing.exit_code == 2
     assert "token 3 is '<|extra|>' in the draft" in differing.stdout
     found = json.loads(invoke("check", "-m", tiny, "--json", "--speculate", f"draft_model:model={other}").stdout)
-    assert found["draft"]["vocabulary"]["difference"][0] == 3 and not found["ok"] and found["fits"]
+    assert found["drafts"][0]["vocabulary"]["difference"][0] == 3 and not found["ok"] and found["fits"]
+
+
+def test_every_model_of_a_composed_drafter_is_checked(tiny: str, other: str) -> None:
+    stack = f"cascade:suffix+draft_model:model={tiny}+draft_model:model={other}"
+    found = json.loads(invoke("check", "-m", tiny, "--json", "--speculate", stack).stdout)
+    assert [draft["model"] for draft in found["drafts"]] == [tiny, other]
+    assert [draft["vocabulary"]["same"] for draft in found["drafts"]] == [True, False]
+    assert found["memory_bytes"]["draft_kv"] == sum(draft["kv_bytes"] for draft in found["drafts"]) > 0
+    assert len(found["problems"]) == 1 and found["speculate"] == stack
 
 
 def test_check_refuses_what_does_not_fit(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:

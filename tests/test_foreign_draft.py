@@ -333,7 +333,7 @@ def test_check_tells_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr().out
     assert "tokens of the draft for one of the target" in told and "draft K/V" in told and told.endswith("fits\n")
     assert check(ModelSetup(model=target, speculate=f"foreign_draft:model={draft}"), as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)["draft"]["translation"]
+    found = json.loads(capsys.readouterr().out)["drafts"][0]["translation"]
     assert found["draft_tokens"] > 400 and 0 < found["common_entries"] <= found["target_entries"] == 97
     assert check(ModelSetup(model=target, speculate=f"draft_model:model={draft}")) == 2
     assert "foreign_draft takes drafts of another vocabulary" in capsys.readouterr().out

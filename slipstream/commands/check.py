@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from slipstream.commands.opening import fetch_models, spelled
+from slipstream.commands.opening import fetch_models
 from slipstream.commands.options import Described, ModelSetup
 from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs, show_table
 from slipstream.errors import DraftMismatch, OptionError
@@ -55,12 +55,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How a draft's vocabulary compares with the target's, what translating between them costs, and what is wrong."""
+class Draft:
+    """A model that drafts: its vocabulary beside the target's, what translating between them costs, what is wrong."""
 
+    model: str
+    config: ModelConfig
     vocabulary: VocabularyComparison
     translation: Crossing | None
     problem: str | None
+    weights: int  # bytes
+    kv: int
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,7 @@ class Findings:
     dtype: str
     max_model_len: int
     speculate: str
-    draft_model: str | None
-    draft_config: ModelConfig | None
-    fit: Fit | None
+    drafts: list[Draft]
     memory: Memory
 
     @property
@@ -84,9 +86,7 @@ class Findings:
         found = []
         if not self.memory.fits:
             found.append(self._memory_problem())
-        if self.fit is not None and self.fit.problem is not None:
-            found.append(self.fit.problem)
-        return found
+        return found + [draft.problem for draft in self.drafts if draft.problem is not None]
 
     def _memory_problem(self) -> str:
         memory = self.memory
@@ -120,25 +120,20 @@ def examine(setup: ModelSetup) -> Findings:
     fetch_models(setup.model, spec)
     target = open_model(setup.model)
     length = _length(setup.max_model_len, target.config.context)
-    named = _draft_named(spec)
-    draft = open_model(named) if named else None
-    fit = _fit(spec, draft, target) if draft else None
-    draft_length = math.ceil(length * max(1.0, fit.translation.ratio)) if fit and fit.translation else length
+    drafts = [_examine_draft(part, target, dtype, length) for part in spec.parts() if part.model is not None]
     return Findings(
         model=setup.model,
         config=target.config,
         device=device,
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=length,
-        speculate=spelled(spec),
-        draft_model=named,
-        draft_config=draft.config if draft else None,
-        fit=fit,
+        speculate=str(spec),
+        drafts=drafts,
         memory=Memory(
             weights=weight_bytes(target.config, dtype),
             kv=_kv_bytes(target.config, dtype, length),
-            draft_weights=weight_bytes(draft.config, dtype) if draft else 0,
-            draft_kv=_kv_bytes(draft.config, dtype, draft_length) if draft else 0,
+            draft_weights=sum(draft.weights for draft in drafts),
+            draft_kv=sum(draft.kv for draft in drafts),
             available=available_bytes(device),
         ),
     )
@@ -150,33 +145,38 @@ def _length(asked: int | None, context: int) -> int:
     return asked or context
 
 
-def _draft_named(spec: DrafterSpec) -> str | None:
-    """The model that a drafter runs, if it runs one: any drafter calls that option `model`."""
-    from slipstream.drafters import drafter_class
-    from slipstream.drafters.registry import make_options
-
-    options = make_options(spec.method, drafter_class(spec.method).options_type, spec.options)
-    named = getattr(options, "model", None)
-    return str(named) if named else None
-
-
-def _fit(spec: DrafterSpec, draft: Checkpoint | AdapterCheckpoint, target: Checkpoint | AdapterCheckpoint) -> Fit:
-    """Compare the vocabularies; a drafter that translates between them says so in its class."""
+def _examine_draft(
+    spec: DrafterSpec, target: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, length: int
+) -> Draft:
+    """The model that one drafter runs."""
     from slipstream.drafters import drafter_class
     from slipstream.drafters.translate import make_translator, measure
     from slipstream.drafters.vocabulary import compare_vocabularies
+    from slipstream.models.load import weight_bytes
+    from slipstream.models.loader import open_model
 
+    assert spec.model is not None
+    draft = open_model(spec.model)
     ours, theirs = draft.tokenizer(), target.tokenizer()
     compared = compare_vocabularies(ours, draft.config.vocab_size, theirs, target.config.vocab_size)
     translation = problem = None
     try:
-        if getattr(drafter_class(spec.method), "translates", False):
+        if drafter_class(spec.method).translates:
             translation = measure(make_translator(draft.name, ours, theirs))
+            length = math.ceil(length * max(1.0, translation.ratio))
         else:
             compared.require_same(draft.name)
     except DraftMismatch as error:
         problem = str(error)
-    return Fit(compared, translation, problem)
+    return Draft(
+        model=spec.model,
+        config=draft.config,
+        vocabulary=compared,
+        translation=translation,
+        problem=problem,
+        weights=weight_bytes(draft.config, dtype),
+        kv=_kv_bytes(draft.config, dtype, length),
+    )
 
 
 def _pages(tokens: int) -> int:
@@ -201,8 +201,6 @@ def _affordable(memory: Memory, tokens: int) -> int:
 
 
 def _as_dict(findings: Findings) -> dict[str, Any]:
-    memory = asdict(findings.memory) | {"total": findings.memory.total}
-    fit = findings.fit
     return {
         "model": findings.model,
         "architecture": _shape(findings.config),
@@ -210,20 +208,23 @@ def _as_dict(findings: Findings) -> dict[str, Any]:
         "dtype": findings.dtype,
         "max_model_len": findings.max_model_len,
         "speculate": findings.speculate,
-        "draft": None
-        if findings.draft_config is None or fit is None
-        else {
-            "model": findings.draft_model,
-            "architecture": _shape(findings.draft_config),
-            "vocabulary": asdict(fit.vocabulary) | {"same": fit.vocabulary.same, "summary": fit.vocabulary.describe()},
-            "translation": asdict(fit.translation) | {"summary": fit.translation.describe()}
-            if fit.translation
-            else None,
-        },
-        "memory_bytes": memory,
+        "drafts": [_draft_as_dict(draft) for draft in findings.drafts],
+        "memory_bytes": asdict(findings.memory) | {"total": findings.memory.total},
         "fits": findings.memory.fits,
         "problems": findings.problems,
         "ok": not findings.problems,
+    }
+
+
+def _draft_as_dict(draft: Draft) -> dict[str, Any]:
+    vocabulary, translation = draft.vocabulary, draft.translation
+    return {
+        "model": draft.model,
+        "architecture": _shape(draft.config),
+        "vocabulary": asdict(vocabulary) | {"same": vocabulary.same, "summary": vocabulary.describe()},
+        "translation": asdict(translation) | {"summary": translation.describe()} if translation else None,
+        "weight_bytes": draft.weights,
+        "kv_bytes": draft.kv,
     }
 
 
@@ -255,17 +256,17 @@ def _print(findings: Findings) -> None:
         ("runs as", f"{findings.dtype} on {findings.device}"),
         ("drafter", findings.speculate),
     ]
-    if findings.draft_config is not None and findings.fit is not None:
-        facts += [("draft", _architecture(findings.draft_config)), ("vocabulary", findings.fit.vocabulary.describe())]
-        if findings.fit.translation is not None:
-            facts.append(("translation", findings.fit.translation.describe()))
+    for draft in findings.drafts:
+        facts += [("draft", _architecture(draft.config)), ("vocabulary", draft.vocabulary.describe())]
+        if draft.translation is not None:
+            facts.append(("translation", draft.translation.describe()))
     show_pairs(facts)
-    if not all(_native(config) for config in (findings.config, findings.draft_config) if config is not None):
+    if not all(_native(config) for config in (findings.config, *(draft.config for draft in findings.drafts))):
         say("what is not native runs through transformers, slower; only loading it shows whether it can run trees")
     say()
     context = f"K/V for {findings.max_model_len:,} tokens"
     sums = [["weights", mebibytes(memory.weights)], [context, mebibytes(memory.kv)]]
-    if findings.draft_config is None:
+    if not findings.drafts:
         sums.append(["drafter", mebibytes(0)])
     else:
         sums += [["draft weights", mebibytes(memory.draft_weights)], ["draft K/V", mebibytes(memory.draft_kv)]]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.commands.demo_prompts import PROMPTS, DemoPrompt
-from slipstream.commands.opening import open_llm, spelled
+from slipstream.commands.opening import open_llm
 from slipstream.commands.options import Described, EngineSetup, Sampling
 from slipstream.commands.show import Origins, legend, mark_origins
 from slipstream.commands.terminal import coloured, passing, print_json, say, show_table
@@ -72,7 +72,7 @@ def demo(
     if llm.tokenizer is None:
         raise OptionError(f"{setup.model} has no tokenizer, so it cannot answer text")
     if not as_json:
-        say(f"{setup.model}, drafter {spelled(spec)}. {legend(coloured(sys.stdout))}.\n")
+        say(f"{setup.model}, drafter {spec}. {legend(coloured(sys.stdout))}.\n")
     with passing("warming up ..."):
         for drafter in (None, spec):
             llm.use(drafter)
@@ -144,7 +144,7 @@ def _report(setup: EngineSetup, spec: DrafterSpec, llm: LLM, compared: list[Comp
     return {
         "prompts": [c.as_dict() for c in compared],
         "model": setup.model,
-        "speculate": spelled(spec),
+        "speculate": str(spec),
         "exact": llm.exact,
         "identical": all(c.identical for c in compared),
         "plain_tok_s": round(plain, 2),

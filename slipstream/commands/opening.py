@@ -42,7 +42,7 @@ def open_llm(setup: EngineSetup) -> LLM:
 
 def fetch_models(model: str, spec: DrafterSpec) -> None:
     """Download what is built in and not here yet: the target, and the models that drafters name."""
-    for name in (model, *(str(part.options.get("model", "")) for part in spec.parts())):
+    for name in (model, *(part.model for part in spec.parts())):
         if name in builtin.MODELS:
             known = builtin.MODELS[name]
             folder = builtin.cache_directory()
@@ -51,12 +51,6 @@ def fetch_models(model: str, spec: DrafterSpec) -> None:
                 note(f"downloading {name} ({source}): {size}, once, to {folder}", "bold")
                 with ProgressBar() as bar:
                     builtin.fetch(name, bar)
-
-
-def spelled(spec: DrafterSpec) -> str:
-    """A drafter as one would type it."""
-    settings = ",".join(f"{name}={value}" for name, value in spec.options.items())
-    return f"{spec.method}:{settings}" if settings else spec.method
 
 
 def stats_line(stats: Stats) -> str:

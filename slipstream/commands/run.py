@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from slipstream.commands.opening import open_llm, spelled, stats_line
+from slipstream.commands.opening import open_llm, stats_line
 from slipstream.commands.options import Described, EngineSetup, Sampling
 from slipstream.commands.show import Origins, draw_tree, legend, mark_origins
 from slipstream.commands.terminal import coloured, harmless, note, print_json, say
@@ -123,7 +123,7 @@ def _summary(setup: EngineSetup, llm: LLM, prompt_ids: list[int], completions: l
     choices = [_choice(completion) for completion in completions]
     return {
         "model": setup.model,
-        "speculate": spelled(setup.drafter()),
+        "speculate": str(setup.drafter()),
         "verifier": setup.verifier,
         "exact": llm.exact,
         "prompt_tokens": len(prompt_ids),

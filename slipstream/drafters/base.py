@@ -79,6 +79,7 @@ class Drafter(ABC, Generic[Options]):
     helps: ClassVar[str]  # when it helps, and when it does not
     cost: ClassVar[str]  # what a draft costs
     needs: ClassVar[str] = "nothing"  # what it must be given
+    translates: ClassVar[bool] = False  # whether it runs a model of another vocabulary than the target's
     options_type: type[Options]
     taps: tuple[int, ...] = ()  # layers whose hidden states `observe` wants
 

@@ -110,7 +110,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
     cost = "one pass of the draft per token of its own, about a word more than is offered; its weights and its K/V"
     needs = "a model with another tokenizer, and a verifier that does not read q"
     options_type = ForeignDraftOptions
-    translates = True  # `slipstream check` tells what the translation costs, and does not refuse the vocabulary
+    translates = True
 
     def attach(self, cache: PagedCache) -> None:
         from slipstream.models.load import load_model

@@ -83,6 +83,11 @@ class DrafterSpec:
         settings = ",".join(f"{name}={value}" for name, value in self.options.items())
         return f"{self.method}:{settings}" if settings else self.method
 
+    @property
+    def model(self) -> str | None:
+        """The model that the drafter runs, if it runs one: every drafter calls that option `model`."""
+        return str(getattr(self.checked(), "model", "")) or None
+
     def parts(self) -> Iterator[DrafterSpec]:
         """This drafter and those that it is made of."""
         yield self
