@@ -22,7 +22,7 @@ style: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not real_model" --durations=8
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not real_model" -n auto --maxprocesses 4 --dist loadfile --durations=8
 
 real: $(VENV)/.dev
 	$(BIN)/python -m pytest -m real_model

@@ -89,10 +89,13 @@ class LLM:
         if self._engine is not None:
             if not self._engine.scheduler.idle:
                 raise OptionError("the drafter cannot be changed while requests are running")
-            for name in set(self.cache.stores) - {TARGET}:
-                self.cache.remove_store(name)
+            self._remove_stores()
         self._install(parse_speculate(None))
         self._install(spec)
+
+    def _remove_stores(self) -> None:
+        for name in set(self.cache.stores) - {TARGET}:
+            self.cache.remove_store(name)
 
     def _install(self, spec: DrafterSpec) -> None:
         reads_draws = self._verifier.uses_draws
@@ -100,7 +103,11 @@ class LLM:
         drafter = spec.build(view)
         if drafter.taps and not view.layered:
             raise OptionError(f"{drafter.name} reads hidden states, which {self.model.name} does not give")
-        drafter.attach(self.cache)
+        try:
+            drafter.attach(self.cache)
+        except BaseException:  # what was attached before the failure must not stay
+            self._remove_stores()
+            raise
         self._engine = Engine(
             self.model,
             self.cache,

@@ -76,15 +76,23 @@ class Sampler:
         params = self.params
         output = torch.tensor([*self._output, *path], dtype=torch.int64, device=row.device)
         if params.repetition_penalty != 1.0:
-            if self._prompt_unique is None:
-                self._prompt_unique = torch.tensor(sorted(set(self._prompt)), dtype=torch.int64)
-            seen = torch.cat([self._prompt_unique.to(row.device), output]).unique()
+            seen = torch.cat([self._prompt_ids_once().to(row.device), output]).unique()
             values = row[seen]
             penalty = params.repetition_penalty
             row[seen] = torch.where(values > 0, values / penalty, values * penalty)
         if len(output) and (params.presence_penalty or params.frequency_penalty):
             ids, counts = output.unique(return_counts=True)
             row[ids] -= params.frequency_penalty * counts.to(row.dtype) + params.presence_penalty
+
+    def _prompt_ids_once(self) -> torch.Tensor:
+        if self._prompt_unique is None:
+            self._prompt_unique = torch.tensor(sorted(set(self._prompt)), dtype=torch.int64)
+        return self._prompt_unique
+
+    def take_over(self, other: Sampler) -> None:
+        """What another sampler of the same prompt has worked out need not be worked out again."""
+        if self.params.repetition_penalty != 1.0:
+            self._prompt_unique = other._prompt_ids_once()
 
     def support(self, row: torch.Tensor, path: Sequence[int]) -> Support:
         """The tokens that temperature, min-p, top-k and top-p leave. Greedy leaves one."""

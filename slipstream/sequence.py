@@ -77,6 +77,7 @@ class Sequence:
         """
         request = self.request if key is None else replace(self.request, seed=key)
         twin = Sequence(request, self.choice, self.end_ids, self.longest)
+        twin.sampler.take_over(self.sampler)
         twin.tokens[:] = self.tokens
         twin.output_ids[:] = self.output_ids
         twin.table, twin.drafting, twin.base = self.table, self.drafting, self.settled

@@ -10,7 +10,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.attention import tree_segment
 from slipstream.drafters import DrafterSpec, parse_speculate
-from slipstream.errors import OptionError
+from slipstream.errors import ModelNotFound, OptionError
 from slipstream.models.load import load_model
 from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
@@ -64,6 +64,8 @@ def test_a_spec_reads_as_it_was_typed(text: str) -> None:
         ("cascade:suffix", "two levels or more"),
         ("cascade:suffix+ngram", "ngram cannot verify the level below it"),
         ({"method": "cascade", "levels": ["suffix", {"model": "x"}], "depth": 3}, "depth=3"),
+        ("cascade:suffix+draft_model:model=x,branch=2", "writes a chain"),
+        ("cascade:suffix+draft_model:model=x,draw=top", "writes a chain"),
     ],
 )
 def test_what_cannot_be_composed_is_refused(value: Any, message: str) -> None:
@@ -96,7 +98,7 @@ def test_merged_trees_share_what_begins_alike() -> None:
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "traversal"])
 def test_sampled_nodes_are_not_merged(verifier: str) -> None:
-    with pytest.raises(OptionError, match=r"draft_model samples its nodes.*cannot be merged.*draw=top"):
+    with pytest.raises(OptionError, match=r"draft_model samples its nodes.*cannot be merged.*`match`"):
         tiny_llm(speculate={"method": "merge", "drafters": ["suffix", model(0)]}, verifier=verifier)
     llm = tiny_llm(speculate={"method": "merge", "drafters": ["suffix", model(0, draw="top")]}, verifier=verifier)
     (output,) = llm.generate([PROMPT], SamplingParams(temperature=1.0, seed=1, max_tokens=30))
@@ -193,6 +195,49 @@ def test_a_draft_with_a_short_context_ends_the_cascade_and_nothing_else() -> Non
     output = answer(cascade("suffix", short), how)
     assert output.token_ids == answer(None, how).token_ids
     assert 20 < output.stats.accepted < 60
+
+
+@pytest.mark.parametrize("first", ["early_exit:exit=1,depth=3", "layer_skip:skip=0,depth=3", "lookahead"])
+def test_any_drafter_is_a_first_level(first: str) -> None:
+    """Also one that prepares rows of the target, which are none of the draft model's."""
+    for how in HOW.values():
+        assert answer(cascade(first, model(0, depth=4)), how).stats.steps == -(-41 // 5)
+
+
+def test_one_bad_sequence_does_not_cost_the_others_their_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model has been fed when a drafter merged with it raises: each is asked for again, alone."""
+    llm = tiny_llm(speculate={"method": "merge", "drafters": [model(0, depth=4), "ngram"]})
+    ngram = llm.engine.drafter.drafters[1]  # type: ignore[attr-defined]
+    healthy = ngram.propose
+
+    def failing(wishes: Any) -> Any:
+        if any(wish.sequence.tokens[0] == 50 for wish in wishes):
+            raise RuntimeError("a bad sequence")
+        return healthy(wishes)
+
+    monkeypatch.setattr(ngram, "propose", failing)
+    good, bad = llm.generate([PROMPT, [50, *PROMPT]], [HOW["greedy"], HOW["greedy"]])
+    assert (good.stats.draft_faults, bad.stats.draft_faults) == (0, 1)
+    assert good.stats.steps == -(-41 // 5)
+
+
+def test_a_level_that_was_not_asked_has_no_rows() -> None:
+    """With two tokens to come a draft of one needs no guesses: the level below must not be said to know the prompt."""
+    llm = tiny_llm(speculate=cascade(model(2, depth=2), model(1, depth=3)))
+    stream = llm.stream(PROMPT * 4, SamplingParams(temperature=0.0, max_tokens=2))
+    next(stream)
+    (sequence,) = llm.engine.scheduler.running  # the guess was refused
+    assert sequence.table.lengths["draft_model.0"] == 0
+    assert sequence.table.lengths["draft_model.1"] == len(sequence.tokens) - 1
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_draft_that_cannot_be_attached_leaves_nothing_behind() -> None:
+    llm = tiny_llm()
+    missing = {"method": "draft_model", "model": "/no/such/model"}
+    with pytest.raises(ModelNotFound):
+        llm.use({"method": "merge", "drafters": [tiny_draft(model(1)), missing]})
+    assert set(llm.cache.stores) == {"target"} and llm.engine.drafter.name == "none"
 
 
 def test_a_cascade_is_refused_in_a_merge_where_it_samples() -> None:

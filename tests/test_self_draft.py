@@ -101,6 +101,7 @@ def test_the_layers_that_are_skipped_are_spelled_as_ranges() -> None:
         ("layer_skip:skip=0-5", "keep some"),
         ("layer_skip:skip=3-1", "not a list of layers"),
         ("layer_skip:skip=x", "not a list of layers"),
+        ("layer_skip:skip=0-99999999999", "no model has"),
         ("layer_skip:skip=", "not a list of layers"),
     ],
 )

@@ -266,12 +266,15 @@ def test_a_finding_is_used_for_its_target_alone() -> None:
     place.write_text('{"skip": ')
     with pytest.raises(CorruptFile, match="cannot be read"):
         llm.use("layer_skip")
+    tuned.save(place, {"format": 1})
+    with pytest.raises(CorruptFile, match="names no layers"):
+        llm.use("layer_skip")
 
 
 @pytest.mark.real_model
 def test_the_finding_that_comes_along_belongs_to_the_built_in_model(smollm2_path: Path) -> None:
     llm = LLM(smollm2_path, speculate="layer_skip")
-    finding = tuned.find("layer_skip", llm.engine.drafter.target.fingerprint())
+    finding = tuned.find("layer_skip", llm.engine.drafter.target.fingerprint)
     assert finding is not None and finding["model"] == DEFAULT_MODEL
     assert set(llm.engine.drafter.layers) == set(range(30)) - parse_layers(finding["skip"])
 

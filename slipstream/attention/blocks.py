@@ -245,7 +245,8 @@ def _row_sums(weights: torch.Tensor, size: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=256)
 def _ones(batch: int, columns: int, size: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(batch, columns, size, device=device)
+    # One block of ones for all: it stays in the caches, and costs nothing as the context grows.
+    return torch.ones(1, columns, size, device=device).expand(batch, -1, -1)
 
 
 def _float32(x: torch.Tensor) -> torch.Tensor:

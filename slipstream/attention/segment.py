@@ -60,35 +60,28 @@ def tree_segment(
     pending: list[int],
     tree: TokenTree | None,
     first_node: int = 0,
-    last_node: int | None = None,
 ) -> Segment:
     """The rows of `pending` (a chain of known tokens, the last of which is the root) and of the tree below it.
 
     `tree=None`: a piece of a prompt, nothing to accept, no logits. `first_node` > 0: nodes before it (and `pending`)
-    were written by earlier passes; only nodes first_node .. last_node - 1 are new.
+    were written by earlier passes; only the nodes from there on are new.
     """
     lead = len(pending)
     chain = np.arange(committed, committed + lead, dtype=np.int64)
     causal = np.tri(lead, dtype=np.bool_)
     if tree is None:
         return Segment(table, committed, pending, chain, causal, lead)
-    nodes = len(tree) if last_node is None else last_node
+    nodes = len(tree)
     if nodes == 1:
-        return Segment(table, committed, pending, chain, causal, lead - 1, prepared=_prepared(tree, lead))
+        return Segment(table, committed, pending, chain, causal, lead - 1)
     # The root is both the last pending row and node 0, so node i lies i rows behind it.
     root = lead - 1
-    depths = np.asarray(tree.depths[1:nodes], dtype=np.int64)
+    depths = np.asarray(tree.depths[1:], dtype=np.int64)
     positions = np.concatenate([chain, chain[-1] + depths])
     visible = np.zeros((root + nodes, root + nodes), dtype=np.bool_)
     visible[:lead, :lead] = causal
     visible[lead:, :root] = True
-    visible[root:, root:] = tree.ancestor_mask()[:nodes, :nodes]
+    visible[root:, root:] = tree.ancestor_mask()
     if first_node == 0:
-        tokens = pending + tree.tokens[1:nodes]
-        return Segment(table, committed, tokens, positions, visible, root, prepared=_prepared(tree, lead))
-    return Segment(table, committed, tree.tokens[first_node:nodes], positions, visible[root + first_node :], 0)
-
-
-def _prepared(tree: TokenTree, lead: int) -> Prepared | None:
-    """What is prepared of a tree serves only where all rows are the tree's own."""
-    return tree.prepared if lead == 1 else None
+        return Segment(table, committed, pending + tree.tokens[1:], positions, visible, root)
+    return Segment(table, committed, tree.tokens[first_node:], positions, visible[root + first_node :], 0)

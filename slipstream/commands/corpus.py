@@ -60,11 +60,11 @@ def build(
 
 def _tokenizer(model: str) -> Tokenizer:
     from slipstream.drafters import DrafterSpec
-    from slipstream.models.loader import open_checkpoint
+    from slipstream.models.loader import open_model
 
     fetch_models(model, DrafterSpec("none"))
     with passing(f"opening {model} ..."):
-        tokenizer = open_checkpoint(model).tokenizer()
+        tokenizer = open_model(model).tokenizer()
     if tokenizer is None:
         raise OptionError(f"{model} has no tokenizer, so it cannot read text")
     return tokenizer

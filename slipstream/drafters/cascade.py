@@ -57,6 +57,12 @@ class CascadeOptions(DraftOptions):
                     f"{spec.method} cannot verify the level below it",
                     hint="every level after the first is a draft_model",
                 )
+            level = spec.checked()
+            if level.branch != 1 or 0 < level.nodes < level.depth or getattr(level, "draw", "auto") != "auto":
+                raise OptionError(
+                    "a level above the first writes a chain of `depth` tokens, as the verifier needs them",
+                    hint="leave out branch, nodes and draw there",
+                )
 
     @property
     def plan(self) -> Plan:
@@ -102,6 +108,8 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         self._first: AnyDrafter = levels[0]
         self._models = [level for level in levels[1:] if isinstance(level, DraftModelDrafter)]
         self._judges = {False: Match(), True: Rejection()}
+        self._first_plan: Plan = self._first.options.plan
+        self.taps = self._first.taps
 
     def rename(self, key: str) -> None:
         super().rename(key)
@@ -121,27 +129,31 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         return self.target.reads_draws
 
     def attach(self, cache: PagedCache) -> None:
-        self._cache = cache
         for level in self._levels:
             level.attach(cache)
 
     def scratch_rows(self, plan: Plan) -> int:
-        below = self._first.options.plan
         lengths = sum(1 + model.options.depth for model in self._models)
-        first: int = self._first.scratch_rows(below)
-        return int(lengths + below.nodes + first)
+        first: int = self._first.scratch_rows(self._first_plan)
+        return lengths + self._first_plan.nodes + first
 
     # -- proposing ----------------------------------------------------------------------------------------------------
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
         sequences = [wish.sequence for wish in wishes]
-        chains = self._chains(len(self._models) - 1, sequences, [wish.plan.depth for wish in wishes])
+        lengths = [min(wish.plan.depth, wish.plan.nodes) for wish in wishes]
+        try:
+            chains = self._chains(len(self._models) - 1, sequences, lengths)
+        except Exception:
+            for sequence in sequences:
+                self.rollback(sequence, len(sequence.tokens))
+            raise
         for sequence, chain in zip(sequences, chains, strict=True):
             # The rows of guesses stay where they are, but do not count as the sequence's until it is known which stand.
             stores = {level.key for level in self._levels} & sequence.table.lengths.keys()
-            lengths = {store: sequence.table.lengths[store] for store in stores}
+            written = {store: sequence.table.lengths[store] for store in stores}
             self._take_back(len(self._models), sequence, len(sequence.tokens))
-            sequence.drafting[self.key] = chain, lengths
+            sequence.drafting[self.key] = chain, written
         return chains
 
     def _chains(self, level: int, sequences: Seq[Sequence], lengths: Seq[int]) -> list[TokenTree]:
@@ -169,7 +181,7 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         shadows = [draft.shadow for draft in drafts]
         if level > 0:
             return self._chains(level - 1, shadows, [draft.missing - 1 for draft in drafts])
-        own = self._first.options.plan
+        own = self._first_plan
         trees = [TokenTree(shadow.tokens[-1]) for shadow in shadows]
         plans = [replace(own, depth=min(own.depth, draft.missing - 1)) for draft in drafts]
         asking = [i for i, plan in enumerate(plans) if plan.drafts]
@@ -226,8 +238,8 @@ class CascadeDrafter(Drafter[CascadeOptions]):
             chain, lengths = written
             known = len(sequence.tokens) - len(outcome.tokens)
             stands = known + len(chain.walk(outcome.tokens[:-1]))
-            for store, length in lengths.items():
-                self._cache.commit(sequence.table, store, known, range(known, min(length, stands)))
+            for store, length in lengths.items():  # the rows of a chain lie where they belong
+                sequence.table.lengths[store] = min(length, stands)
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         sequence.drafting.pop(self.key, None)

@@ -91,7 +91,8 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
 
     def _segment(self, sequence: Sequence, tree: TokenTree) -> Segment:
         """The next unseen tokens, and the tree if these are the last of them."""
-        seen = sequence.table.lengths[self.key]
+        # The root is fed again where a proposal is made anew, because the first one broke behind this point.
+        seen = min(sequence.table.lengths[self.key], len(sequence.tokens) - 1)
         chunk = sequence.tokens[seen : seen + _CHUNK]
         last = seen + len(chunk) == len(sequence.tokens)
         return tree_segment(sequence.table, seen, chunk, tree if last else None)

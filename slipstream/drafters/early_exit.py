@@ -8,11 +8,12 @@ elsewhere verification runs all layers unless told otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from slipstream.attention import Segment
 from slipstream.drafters.base import Wish
 from slipstream.drafters.levels import Growth, GrowthOptions
 from slipstream.drafters.self_draft import SelfDrafter
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class EarlyExitOptions(GrowthOptions):
     """`exit`: how many layers the draft runs (0: a third of them). `reuse`: verification begins behind those layers,
-    `auto` where that changes no bit, `yes` always, `no` never.
+    `auto` where that changes no bit, `yes` always, `no` never. `nodes` and `draw` are those of `draft_model`.
     """
 
     exit: int = 0
@@ -71,12 +72,15 @@ class EarlyExitDrafter(SelfDrafter[EarlyExitOptions]):
         for growth, offer in pairs:
             growth.tree = offer
         if unfed := [growth for growth, offer in pairs if growth.fed < len(offer)]:
-            self._run(unfed)
+            self._pass(unfed, [replace(s, logits_from=s.rows) for s in (growth.segment() for growth in unfed)])
         for growth, offer in pairs:
             offer.prepared = Prepared(self._exit, torch.cat(growth.hidden))
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
-        segments = [growth.segment() for growth in growths]
+        return self._pass(growths, [growth.segment() for growth in growths])
+
+    def _pass(self, growths: list[Growth], segments: list[Segment]) -> torch.Tensor:
+        """A pass whose rows are kept; the logits of those that want them."""
         output = self.target.run(segments, self.layers)
         for growth, hidden in zip(growths, output.hidden.split([s.rows for s in segments]), strict=True):
             growth.hidden.append(hidden)

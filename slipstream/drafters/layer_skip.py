@@ -12,15 +12,20 @@ from typing import TYPE_CHECKING
 from slipstream.drafters import tuned
 from slipstream.drafters.levels import GrowthOptions
 from slipstream.drafters.self_draft import SelfDrafter
-from slipstream.errors import OptionError
+from slipstream.errors import CorruptFile, OptionError
 
 if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
 
+_MOST = 10_000  # layers; a mistyped range must not eat the memory
+
+
 @dataclass(frozen=True)
 class LayerSkipOptions(GrowthOptions):
-    """`skip`: the layers left out, as in `skip=4/7-9/12`; `auto`: what `slipstream tune` found for this target."""
+    """`skip`: the layers left out, as in `skip=4/7-9/12`; `auto`: what `slipstream tune` found for this target. `nodes`
+    and `draw` are those of `draft_model`.
+    """
 
     skip: str = "auto"
 
@@ -56,7 +61,9 @@ class LayerSkipDrafter(SelfDrafter[LayerSkipOptions]):
             return parse_layers(self.options.skip)
         found = tuned.find(self.name, self.target.fingerprint)
         if found is not None:
-            return parse_layers(str(found["skip"]))
+            if not isinstance(found.get("skip"), str):
+                raise CorruptFile("the finding for this target names no layers", hint="tune again, or give skip=")
+            return parse_layers(found["skip"])
         return set(range(count // 4, count - count // 4, 2)) or {count - 1}
 
     @property
@@ -71,6 +78,8 @@ def parse_layers(text: str) -> set[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise OptionError(f"skip={text!r} is not a list of layers", hint="as in skip=4/7-9/12")
+        if int(last or first) > _MOST:
+            raise OptionError(f"skip={text!r} names a layer that no model has")
         layers.update(range(int(first), int(last or first) + 1))
     return layers
 

@@ -68,8 +68,9 @@ class MergeDrafter(Drafter[MergeOptions]):
                 raise OptionError(
                     f"{drafter.name} samples its nodes for this verifier, and sampled nodes cannot be merged: which of "
                     "them stand would depend on the tokens of others, and the output would no longer be the target's",
-                    hint=f"{drafter.name}:draw=top, or the verifier `match`",
+                    hint="the verifier `match`, or draw=top for a drafter that has this option",
                 )
+        self._plans = [drafter.options.plan for drafter in self.drafters]
         self.taps = tuple(sorted({layer for drafter in self.drafters for layer in drafter.taps}))
 
     def rename(self, key: str) -> None:
@@ -86,15 +87,16 @@ class MergeDrafter(Drafter[MergeOptions]):
             drafter.attach(cache)
 
     def scratch_rows(self, plan: Plan) -> int:
-        return max(drafter.scratch_rows(_part(drafter, plan)) for drafter in self.drafters)
+        pairs = zip(self.drafters, self._plans, strict=True)
+        return max(drafter.scratch_rows(_within(own, plan)) for drafter, own in pairs)
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
         merged = [TokenTree(wish.sequence.tokens[-1]) for wish in wishes]
-        for drafter in self.drafters:
+        for drafter, own in zip(self.drafters, self._plans, strict=True):
             asking = [
                 (tree, Wish(wish.sequence, plan))
                 for tree, wish in zip(merged, wishes, strict=True)
-                if (plan := _part(drafter, wish.plan)).drafts
+                if (plan := _within(own, wish.plan)).drafts
             ]
             if not asking:
                 continue
@@ -116,9 +118,8 @@ class MergeDrafter(Drafter[MergeOptions]):
             drafter.close(sequence)
 
 
-def _part(drafter: Drafter[DraftOptions], plan: Plan) -> Plan:
-    """What one drafter is asked for: its own options within the plan for all."""
-    own = drafter.options.plan
+def _within(own: Plan, plan: Plan) -> Plan:
+    """What one drafter is asked for: its own plan within the plan for all."""
     return replace(own, depth=min(own.depth, plan.depth), nodes=min(own.nodes, plan.nodes)) if plan.drafts else plan
 
 

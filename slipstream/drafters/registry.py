@@ -128,9 +128,9 @@ def _from_text(text: str) -> DrafterSpec:
     names = "|".join(map(re.escape, drafter_names()))
     parts = re.split(rf"\+(?=\s*(?:{names})\s*(?:[:+]|$))", levels)
     if levels != text:
-        return DrafterSpec("cascade", {"levels": tuple(map(_from_text, parts))})
+        return DrafterSpec("cascade", {"levels": tuple(_from_text(part.strip()) for part in parts)})
     if len(parts) > 1:
-        return DrafterSpec("merge", {"drafters": tuple(map(_from_text, parts))})
+        return DrafterSpec("merge", {"drafters": tuple(_from_text(part.strip()) for part in parts)})
     method, _, rest = text.partition(":")
     options: dict[str, object] = {}
     for part in filter(None, rest.split(",")):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,9 @@ def _read(file: Path) -> dict[str, Any]:
 def save(file: Path, finding: dict[str, Any]) -> None:
     """Write a finding, all or nothing."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    with os.fdopen(descriptor, "w") as out:
-        json.dump(finding, out, indent=2)
-        out.write("\n")
-    Path(partial).replace(file)
+    partial = file.with_name(f".{file.name}-{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(finding, indent=2) + "\n")
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)

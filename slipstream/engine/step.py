@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from slipstream.attention import tree_segment
+from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.drafters import Outcome, Wish
 from slipstream.drafters.registry import AnyDrafter
@@ -84,11 +84,18 @@ class Engine:
         drafting = time.perf_counter()
         trees = self._propose([Wish(w.sequence, plans[w.sequence]) for w in work if w.decodes])
         drafted = time.perf_counter()
-        segments = [
-            tree_segment(w.sequence.table, w.sequence.cached, w.pending, trees.get(w.sequence)) for w in work
-        ]
+        segments = [self._segment(w, trees.get(w.sequence)) for w in work]
         output = self.model.forward(self.cache, TARGET, segments, taps=self.drafter.taps)
         return _Launched(work, trees, output, 1000 * (drafted - drafting), 1000 * (drafting - began), drafted)
+
+    @staticmethod
+    def _segment(work: Work, tree: TokenTree | None) -> Segment:
+        segment = tree_segment(work.sequence.table, work.sequence.cached, work.pending, tree)
+        # What drafting has prepared of a tree serves only where all rows are the tree's own.
+        if tree is None or tree.prepared is None or len(work.pending) > 1:
+            return segment
+        prepared, tree.prepared = tree.prepared, None
+        return replace(segment, prepared=prepared)
 
     def _plan(self, work: Work) -> Plan:
         """The policy's plan, or none where the whole cache could not hold the rows of such a draft."""
@@ -147,8 +154,7 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> None:
         if sequence.finished:
-            self._guarded(sequence, lambda: self.drafter.close(sequence))
-            self.scheduler.remove(sequence)
+            self._leave(sequence)
         else:
             self.cache.trim(sequence.table, len(sequence.tokens))
 
@@ -156,8 +162,13 @@ class Engine:
         """Stop a sequence that is not finished."""
         if not sequence.finished:
             sequence.finish_reason = "cancelled"
-            self._guarded(sequence, lambda: self.drafter.close(sequence))
-            self.scheduler.remove(sequence)
+            self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Let go of everything that was kept for it."""
+        self._guarded(sequence, lambda: self.drafter.close(sequence))
+        sequence.drafting.clear()
+        self.scheduler.remove(sequence)
 
     # -- drafts may fail; requests may not ----------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class Fingerprint:
         self._digest = hashlib.sha256(repr([getattr(config, fact) for fact in _SHAPE]).encode())
 
     def add(self, name: str, weight: torch.Tensor) -> None:
-        """Take one weight, as it was on disk, into account."""
+        """Take one weight into account, as it was on disk wherever that can be had."""
         numbers = weight.flatten()
         sample = numbers[:: max(1, len(numbers) // _SAMPLES)][:_SAMPLES]
         self._digest.update(name.encode())

@@ -35,9 +35,8 @@ class DenseMLP:
         self.activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        both = self.gate_up(x)
-        half = both.shape[1] // 2
-        return self.down(self.activation(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half)))
+        gate, up = self.gate_up(x).chunk(2, dim=1)
+        return self.down(self.activation(gate).mul_(up))
 
 
 class MixtureMLP:

@@ -21,7 +21,7 @@ class UnitNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scaled = x / torch.hypot(length, self._eps)
+        scaled = x / length.hypot_(self._eps)
         return scaled if scaled.dtype == self._dtype else scaled.to(self._dtype)
 
 
