@@ -1,6 +1,6 @@
 """Every way to draft without training on six kinds of prompts, in one run. SmolLM2-135M, float32.
 
-    python -m benchmarks.drafters [--threads 2] [--tokens 96] [--rounds 2] [--only suffix,lookahead]
+    python -m benchmarks.drafters [--threads 2] [--tokens 96] [--rounds 2] [--only "suffix;lookahead"]
                                   [--foreign DIR] [--json FILE]
 
 Each drafter answers the demo's six prompts greedily, and plain decoding answers them right after it, so that a speed-up
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", help="names of the table, separated by commas")
+    parser.add_argument("--only", help="names of the table, separated by semicolons")
     parser.add_argument("--foreign", help="a model of another vocabulary")
     parser.add_argument("--json", type=Path, help="write the figures to a file")
     arguments = parser.parse_args()
@@ -142,7 +142,10 @@ def main() -> None:
         corpus = corpus_directory(Path(folder) / "corpus")
         wanted = specs(draft, corpus, arguments.foreign)
         if arguments.only:
-            wanted = {name: spec for name, spec in wanted.items() if name in arguments.only.split(",")}
+            names = [name.strip() for name in arguments.only.split(";")]
+            if unknown := set(names) - set(wanted):
+                parser.error(f"{', '.join(unknown)}: not in the table; valid: {'; '.join(wanted)}")
+            wanted = {name: wanted[name] for name in names}
         answers(llm, 8, 1)  # warms up
         rows = [measure(llm, name, spec, arguments.tokens, arguments.rounds) for name, spec in wanted.items()]
     print(f"SmolLM2-135M float32, {arguments.threads} threads, torch {torch.__version__}: speed-up over plain decoding")

@@ -22,14 +22,13 @@ from slipstream.cache import PagedCache
 from slipstream.drafters.base import Drafter, DraftOptions, Wish
 from slipstream.drafters.levels import likeliest
 from slipstream.drafters.own_store import Held, OwnStore
-from slipstream.drafters.translate import Reading, Spelled, make_translator, measure
+from slipstream.drafters.translate import PRIMER, Reading, Spelled, make_translator, measure
 from slipstream.errors import OptionError
 from slipstream.sequence import Sequence
 from slipstream.text import IncrementalDecoder
 from slipstream.tree import TokenTree
 
 _PRIOR = 32  # tokens that the sample text's ratio weighs against the sequence's own
-_PRIMER = 16  # tokens that decoding needs of what came before
 
 
 @dataclass(frozen=True)
@@ -168,7 +167,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
         if not self._store.hold(kept.held, ids, same, most, at_work):
             return None
         self._store.share(kept.held, kept.reading.fixed)
-        primer = ids[max(len(ids) - _PRIMER, len(self._translator.draft.opening)) :]
+        primer = ids[max(len(ids) - PRIMER, len(self._translator.draft.opening)) :]
         decoder = IncrementalDecoder(self._tokenizer, primer, skip_special=False)
         pending = ids[len(kept.held.ids) :]
         return _Draft(wish, reading, kept.held, pending, wanted, enough, most, decoder)

@@ -23,7 +23,7 @@ from slipstream.text.pieces import Style
 _CONTEXT = 128  # characters before a place that are read along, so that tokens behind it come out as in the whole text
 _FAR = 256  # bytes: so far from the end of a text any boundary counts as settled, also inside an endless word
 _OPEN = 1024  # characters: a longer text is settled however it reads (a tokenizer that changes it settles nothing)
-_PRIMER = 16  # tokens that decoding needs of what came before: more than a split character has
+PRIMER = 16  # tokens that decoding needs of what came before: more than a split character has
 
 _SAMPLE = """\
 The harbour lay still, but nobody in Saint-Malo slept: at 4:35 the first boats would come back with 1,200 kilos of fish.
@@ -155,7 +155,7 @@ class Translator:
         opening = len(self.target.opening) if tokens[:1] == self.target.opening else 0
         if not seen:
             seen, fixed = opening, self.draft.opening
-        primer = tokens[max(opening, seen - _PRIMER) : seen]
+        primer = tokens[max(opening, seen - PRIMER) : seen]
         decoder = IncrementalDecoder(self.target.tokenizer, primer, skip_special=False)
         after = reading.open + decoder.push(tokens[seen:])
         if decoder.flush():

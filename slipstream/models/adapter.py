@@ -21,8 +21,9 @@ from slipstream.attention import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.errors import CorruptFile, OptionError, ShapeMismatch
 from slipstream.models.adapter_check import require_honest
-from slipstream.models.adapter_checkpoint import FULL, SLIDING, AdapterCheckpoint, AdapterConfig
+from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
 from slipstream.models.fingerprint import Fingerprint
+from slipstream.models.hf_layers import FULL, SLIDING
 from slipstream.models.model import Model, PassOutput
 
 

@@ -19,6 +19,7 @@ import torch
 from slipstream.errors import ModelError, UnsupportedModel
 from slipstream.models.config import ModelConfig
 from slipstream.models.hf import DTYPES, open_files, read_json
+from slipstream.models.hf_layers import FULL, SLIDING
 from slipstream.text.chat import one_line
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 # Old files carry masks and counters beside the weights.
 BUFFERS = ("BOOL", "U8", "I64")
-FULL, SLIDING = "full_attention", "sliding_attention"
 OLDEST = (5, 5)  # older versions of transformers cannot run on the `meta` device, or keep K and V in other ways
 
 
