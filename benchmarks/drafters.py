@@ -116,14 +116,19 @@ def measure(llm: LLM, name: str, speculate: Any, tokens: int, rounds: int) -> Ro
     )
 
 
-def show(rows: list[Row]) -> None:
+def show_title(threads: int) -> None:
     kinds = [prompt.kind for prompt in PROMPTS]
+    print(f"SmolLM2-135M float32, {threads} threads, torch {torch.__version__}: speed-up over plain decoding")
+    print("(and tokens per step), greedy; the same process, plain decoding right after each drafter\n")
     print("| drafter | " + " | ".join(kinds) + " | all | text |")
-    print("| --- |" + " ---: |" * (len(kinds) + 1) + " --- |")
-    for row in rows:
-        cells = [f"{row.speedup[kind]:.2f}x ({row.tokens_per_step[kind]:.2f})" for kind in kinds]
-        text = "identical" if row.identical else "DIFFERS"
-        print(f"| {row.drafter} | " + " | ".join(cells) + f" | {row.overall:.2f}x | {text} |")
+    print("| --- |" + " ---: |" * (len(kinds) + 1) + " --- |", flush=True)
+
+
+def show(row: Row) -> Row:
+    cells = [f"{row.speedup[prompt.kind]:.2f}x ({row.tokens_per_step[prompt.kind]:.2f})" for prompt in PROMPTS]
+    text = "identical" if row.identical else "DIFFERS"
+    print(f"| {row.drafter} | " + " | ".join(cells) + f" | {row.overall:.2f}x | {text} |", flush=True)
+    return row
 
 
 def main() -> None:
@@ -147,10 +152,8 @@ def main() -> None:
                 parser.error(f"{', '.join(unknown)}: not in the table; valid: {'; '.join(wanted)}")
             wanted = {name: wanted[name] for name in names}
         answers(llm, 8, 1)  # warms up
-        rows = [measure(llm, name, spec, arguments.tokens, arguments.rounds) for name, spec in wanted.items()]
-    print(f"SmolLM2-135M float32, {arguments.threads} threads, torch {torch.__version__}: speed-up over plain decoding")
-    print("(and tokens per step), greedy; the same process, plain decoding right after each drafter\n")
-    show(rows)
+        show_title(arguments.threads)
+        rows = [show(measure(llm, name, spec, arguments.tokens, arguments.rounds)) for name, spec in wanted.items()]
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
 

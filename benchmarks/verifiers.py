@@ -55,6 +55,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to a file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    print(f"SmolLM2-135M float32, {arguments.threads} threads, torch {torch.__version__}\n")
+    print("| verifier | draft | temperature | tokens per step | ms per token |")
+    print("| --- | --- | ---: | ---: | ---: |", flush=True)
     rows = []
     for verifier in ("match", "rejection", "block", "traversal"):
         llm = LLM(speculate=None, verifier=verifier)
@@ -66,13 +69,8 @@ def main() -> None:
                 stats = measure(llm, temperature, arguments.tokens, 1 if temperature == 0 else arguments.seeds)
                 per_token = stats.decode_ms / max(1, stats.decoded)
                 rows.append(Row(temperature, shape, verifier, stats.tokens_per_step, per_token))
-    rows.sort(key=lambda row: (row.temperature, row.shape))
-    print(f"SmolLM2-135M float32, {arguments.threads} threads, torch {torch.__version__}\n")
-    print("| temperature | draft | verifier | tokens per step | ms per token |")
-    print("| ---: | --- | --- | ---: | ---: |")
-    for row in rows:
-        figures = f"{row.tokens_per_step:.2f} | {row.ms_per_token:.1f}"
-        print(f"| {row.temperature} | {row.shape} | `{row.verifier}` | {figures} |")
+                figures = f"{stats.tokens_per_step:.2f} | {per_token:.1f}"
+                print(f"| `{verifier}` | {shape} | {temperature} | {figures} |", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
 
