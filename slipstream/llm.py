@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from numbers import Integral
 from pathlib import Path
@@ -113,7 +114,7 @@ class LLM:
             self.cache,
             drafter,
             self._verifier,
-            FixedPolicy(drafter.options.plan),
+            FixedPolicy(drafter.plan),
             Scheduler(self.cache, self._max_num_seqs, _PROMPT_ROWS),
         )
 
@@ -202,10 +203,35 @@ class LLM:
             for group in groups:
                 for sequence in group:
                     self.engine.cancel(sequence)
-        return [
-            Output(request.id, request.prompt, request.prompt_ids, [s.completion() for s in group])
-            for request, group in zip(requests, groups, strict=True)
-        ]
+        return [_output(request, group) for request, group in zip(requests, groups, strict=True)]
+
+    def answers(
+        self, requests: Iterable[tuple[Prompt, SamplingParams]], at_once: int
+    ) -> Iterator[tuple[int, Output]]:
+        """Answer any number of prompts, `at_once` of them under way; yields (place among them, output) as they finish.
+
+        A request is taken only when there is room for it, so a later one may depend on an earlier answer. Outputs have
+        token ids and, unless stop strings ask for it, no text: decoding costs time. Closing the iterator cancels.
+        """
+        if at_once < 1:
+            raise OptionError(f"at_once={at_once} is out of range", hint="valid: 1 or more")
+        source = enumerate(requests)
+        under_way: dict[int, tuple[Request, list[Sequence]]] = {}
+        try:
+            while True:
+                for place, (prompt, params) in itertools.islice(source, at_once - len(under_way)):
+                    request = self._request(prompt, params)
+                    under_way[place] = request, self._sequences(request, with_text=bool(params.stop_strings))
+                    self.engine.scheduler.add(under_way[place][1])
+                if not under_way:
+                    return
+                self._step()
+                for place in [p for p, (_, group) in under_way.items() if all(s.finished for s in group)]:
+                    yield place, _output(*under_way.pop(place))
+        finally:
+            for _, group in under_way.values():
+                for sequence in group:
+                    self.engine.cancel(sequence)
 
     # -- from what the user gave to sequences -------------------------------------------------------------------------
 
@@ -244,14 +270,14 @@ class LLM:
         if params.stop_strings and self.tokenizer is None:
             raise OptionError("stop strings need a tokenizer", hint="use stop_token_ids")
 
-    def _sequences(self, request: Request) -> list[Sequence]:
-        """One sequence per choice."""
+    def _sequences(self, request: Request, *, with_text: bool = True) -> list[Sequence]:
+        """One sequence per choice; `with_text`: its tokens become text as they come."""
         params = request.params
         ends = frozenset() if params.ignore_eos else self.end_ids
         sequences = []
         for choice in range(params.n):
             sequence = Sequence(request, choice, ends, self.max_model_len)
-            if self.tokenizer is not None:
+            if self.tokenizer is not None and with_text:
                 sequence.decoder = IncrementalDecoder(self.tokenizer, request.prompt_ids)
                 sequence.stops = StopStrings(params.stop_strings) if params.stop_strings else None
             sequences.append(sequence)
@@ -262,6 +288,10 @@ class LLM:
         """Tokens that end an answer: the model's and the tokenizer's, as far as the model has such tokens."""
         declared = self.tokenizer.eos_ids if self.tokenizer is not None else ()
         return frozenset(t for t in (*self.model.config.eos_ids, *declared) if t < self.model.config.vocab_size)
+
+
+def _output(request: Request, group: list[Sequence]) -> Output:
+    return Output(request.id, request.prompt, request.prompt_ids, [s.completion() for s in group])
 
 
 def _delta(progress: Progress) -> Delta:

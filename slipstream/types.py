@@ -99,6 +99,11 @@ class SamplingParams:
         """True where the logits depend on which tokens came before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def adjusts(self) -> bool:
+        """True where logits are changed before they are compared: by penalties, a bias, or a minimum length."""
+        return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -84,6 +84,11 @@ CASES: dict[str, list[Any]] = {
             ],
         },
     ],
+    "eagle3": [
+        {"method": "eagle3", "checkpoint": "head:eagle3", "depth": 3, "branch": 1},
+        {"method": "eagle3", "checkpoint": "head:eagle3", "depth": 4, "nodes": 12, "branch": 3},
+        {"method": "eagle3", "checkpoint": "head:eagle3", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
+    ],
     "layer_skip": ["layer_skip:skip=0,depth=3", "layer_skip:depth=3,nodes=9,branch=3"],
 }
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]

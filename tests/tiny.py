@@ -119,13 +119,17 @@ def tiny_llm(
 
 
 def tiny_draft(speculate: Any, vocab_size: int = 97) -> Any:
-    """Replace a draft model "tiny:SEED" or "speaker:KIND", wherever it is named, by the directory of such a model."""
+    """Replace "tiny:SEED", "speaker:KIND" (models) and "head:METHOD" (untrained heads) by directories of such."""
     if isinstance(speculate, Mapping):
         return {name: tiny_draft(value, vocab_size) for name, value in speculate.items()}
     if isinstance(speculate, list):
         return [tiny_draft(value, vocab_size) for value in speculate]
     if isinstance(speculate, str) and speculate.startswith("tiny:"):
         return str(tiny_directory(int(speculate.removeprefix("tiny:")), vocab_size))
+    if isinstance(speculate, str) and speculate.startswith("head:"):
+        from tests.heads import random_head
+
+        return str(random_head(speculate.removeprefix("head:")))
     if isinstance(speculate, str) and speculate.startswith("speaker:"):
         from tests.tongues import speaker
 

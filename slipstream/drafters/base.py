@@ -94,6 +94,11 @@ class Drafter(ABC, Generic[Options]):
         self.key = key
 
     @property
+    def plan(self) -> Plan:
+        """What it does when nothing stands against it."""
+        return self.options.plan
+
+    @property
     def origins(self) -> frozenset[str]:
         """The origins that its nodes may have."""
         return frozenset({self.name})

@@ -108,7 +108,7 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         self._first: AnyDrafter = levels[0]
         self._models = [level for level in levels[1:] if isinstance(level, DraftModelDrafter)]
         self._judges = {False: Match(), True: Rejection()}
-        self._first_plan: Plan = self._first.options.plan
+        self._first_plan: Plan = self._first.plan
         self.taps = self._first.taps
 
     def rename(self, key: str) -> None:

@@ -71,6 +71,7 @@ class Growth:
 
 
 Options = TypeVar("Options", bound=GrowthOptions)
+Candidates = list[list[tuple[int, float]]]  # for each parent, tokens with the probability that the target takes them
 
 
 class GrowingDrafter(Drafter[Options], Generic[Options]):
@@ -140,9 +141,8 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
     def _choose_level(self, growth: Growth, logits: torch.Tensor, parents: range, last: bool) -> None:
         plan, tree = growth.plan, growth.tree
         candidates: list[tuple[float, int, int]] = []
-        for parent, row in zip(parents, logits, strict=True):
-            path = tree.path_tokens(parent)
-            for token, probability in likeliest(growth.sequence.sampler, row, path, plan.branch):
+        for parent, children in zip(parents, self._candidates(growth, logits, parents), strict=True):
+            for token, probability in children:
                 joint = tree.confidence[parent] * probability
                 if joint >= plan.min_confidence:
                     candidates.append((joint, parent, token))
@@ -151,6 +151,11 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         for joint, parent, token in sorted(candidates[:width], key=lambda c: c[1]):
             tree.add(parent, token, origin=self.name, confidence=joint)
         growth.leaves.extend(candidates[width:])
+
+    def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
+        """The likeliest children of each parent, whose logits are given."""
+        sampler, tree, count = growth.sequence.sampler, growth.tree, growth.plan.branch
+        return [likeliest(sampler, row, tree.path_tokens(p), count) for p, row in zip(parents, logits, strict=True)]
 
     def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
         """Draw siblings without replacement. What is cut is cut by counts and by the parent, never by the token."""

@@ -70,7 +70,7 @@ class MergeDrafter(Drafter[MergeOptions]):
                     "them stand would depend on the tokens of others, and the output would no longer be the target's",
                     hint="the verifier `match`, or draw=top for a drafter that has this option",
                 )
-        self._plans = [drafter.options.plan for drafter in self.drafters]
+        self._plans = [drafter.plan for drafter in self.drafters]
         self.taps = tuple(sorted({layer for drafter in self.drafters for layer in drafter.taps}))
 
     def rename(self, key: str) -> None:

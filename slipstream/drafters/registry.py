@@ -33,6 +33,7 @@ _BUILT_IN = {
     "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
     "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",
     "layer_skip": "slipstream.drafters.layer_skip:LayerSkipDrafter",
+    "eagle3": "slipstream.drafters.eagle3:Eagle3Drafter",
     "merge": "slipstream.drafters.merge:MergeDrafter",
     "cascade": "slipstream.drafters.cascade:CascadeDrafter",
 }

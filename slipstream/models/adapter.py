@@ -180,6 +180,13 @@ class Adapter(Model):
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         self._refuse("its final norm")
 
+    @property
+    def norm_weight(self) -> torch.Tensor:
+        self._refuse("its final norm")
+
+    def head_rows(self, vocab: torch.Tensor) -> torch.Tensor:
+        self._refuse("its output head")
+
     def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
         self._refuse("its output head")
 

@@ -195,6 +195,18 @@ class Decoder(Model):
         """The final norm."""
         return self._normed(hidden, self._norm)
 
+    @property
+    def norm_weight(self) -> torch.Tensor:
+        """The weight of the final norm, [width]."""
+        return self._norm
+
+    def head_rows(self, vocab: torch.Tensor) -> torch.Tensor:
+        """The rows [len(vocab), width] of the output matrix."""
+        if self.config.tied_head:
+            return self._embed[vocab]
+        one = torch.eye(self.config.hidden_size, dtype=self.dtype, device=self.device)
+        return self._head(one)[:, vocab].T  # kept in packed form only, but a product with 1 gives it back
+
     def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of hidden rows [rows, width] (final norm included), for all tokens or for the ids in `vocab`."""
         if not len(hidden):

@@ -71,6 +71,15 @@ class Model(Protocol):
         """The final norm."""
         ...
 
+    @property
+    def norm_weight(self) -> torch.Tensor:
+        """The weight of the final norm, [width]."""
+        ...
+
+    def head_rows(self, vocab: torch.Tensor) -> torch.Tensor:
+        """The rows [len(vocab), width] of the output matrix."""
+        ...
+
     def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of hidden rows [rows, width] (final norm included), for all tokens or for the ids in `vocab`."""
         ...

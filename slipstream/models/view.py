@@ -52,6 +52,15 @@ class TargetView:
         """Logits of hidden rows, for the whole vocabulary or for a subset of ids."""
         return self._model.head(hidden, vocab)
 
+    def head_rows(self, vocab: torch.Tensor) -> torch.Tensor:
+        """The rows [len(vocab), width] of the output matrix."""
+        return self._model.head_rows(vocab)
+
+    @property
+    def norm_weight(self) -> torch.Tensor:
+        """The weight of the final norm, [width]."""
+        return self._model.norm_weight
+
     def run(self, segments: Sequence[Segment], layers: Sequence[int]) -> PassOutput:
         """A draft pass over some of the target's layers.
 

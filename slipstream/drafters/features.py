@@ -1,0 +1,51 @@
+"""Hidden states of the target, a row per token, kept for a head under the sequence's page table."""
+
+from __future__ import annotations
+
+import torch
+
+from slipstream.cache import PAGE_SIZE, PagedCache, PageTable
+from slipstream.drafters.base import Outcome
+
+
+class FeatureStore:
+    """What a head reads of the tokens before the root: the tapped layers' rows, side by side.
+
+    Rows are only appended, as the target commits them. Where a prefix was found in the cache but its hidden states were
+    not (another drafter was in use), the rows are zeros: the head guesses worse behind them, and nothing else happens.
+    """
+
+    def __init__(self, cache: PagedCache, name: str, taps: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
+        self.name = name
+        self._taps = taps
+        self._cache = cache
+        self._data = cache.add_store(name, 1, 1, 1, len(taps) * width, dtype)[0, 0, :, 0]  # [pages, PAGE_SIZE, width]
+
+    def append(self, outcome: Outcome) -> None:
+        """Keep the rows that the last pass committed."""
+        table = outcome.sequence.table
+        rows = torch.cat([outcome.taps[layer] for layer in self._taps], dim=1)
+        stop = outcome.sequence.cached
+        start, known = stop - len(rows), self.length(table)
+        if known < start:
+            self._write(table, known, rows.new_zeros(start - known, rows.shape[1]))
+        self._write(table, start, rows)
+        table.lengths[self.name] = stop
+
+    def length(self, table: PageTable) -> int:
+        """How many tokens' rows there are."""
+        return table.lengths.get(self.name, 0)
+
+    def read(self, table: PageTable, start: int, stop: int) -> torch.Tensor:
+        """Rows [stop - start, taps * width]; before the first token there are zeros."""
+        rows = self._data[*self._places(table, max(0, start), stop)]
+        return rows if start >= 0 else torch.cat([rows.new_zeros(-start, rows.shape[1]), rows])
+
+    def _write(self, table: PageTable, start: int, rows: torch.Tensor) -> None:
+        self._data[*self._places(table, start, start + len(rows))] = rows.to(self._data.dtype)
+
+    def _places(self, table: PageTable, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        slots = range(start, stop)
+        device = self._data.device
+        pages = torch.tensor([table.pages[slot // PAGE_SIZE] for slot in slots], dtype=torch.int64, device=device)
+        return pages, torch.tensor([slot % PAGE_SIZE for slot in slots], dtype=torch.int64, device=device)

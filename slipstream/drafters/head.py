@@ -1,0 +1,110 @@
+"""What a drafter that learns is made of, when it is trained and when it drafts.
+
+A *head* is the part that is trained: a small module around a frozen target. It borrows the target's embedding and, for
+a reduced vocabulary, the rows of the target's own output matrix, so that a checkpoint holds only what was learnt.
+
+Where is what: row i of a lesson belongs to token x_i at position i. The target's hidden states there are known once x_i
+has been through it, and its distribution there is that of x_(i+1). A head that drafts behind the root x_n knows the
+hidden states up to x_(n-1), and x_n itself, which was chosen but has not been through the target yet.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from slipstream.errors import OptionError
+from slipstream.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The shape of a head, fixed when its training begins. `vocabulary`: tokens that it can draft, the most frequent
+    of its training text (0: all).
+    """
+
+    vocabulary: int = 8192
+
+    def __post_init__(self) -> None:
+        self.require(self.vocabulary >= 0, "vocabulary", "0 or more")
+
+    def require(self, ok: bool, name: str, valid: str) -> None:
+        """Refuse a setting that is out of range."""
+        if not ok:
+            raise OptionError(f"{name}={getattr(self, name)!r} is out of range", hint=f"valid: {valid}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a head borrows of its target: frozen, and never part of a checkpoint."""
+
+    config: ModelConfig
+    vocab: torch.Tensor  # [draft tokens], the target's ids in ascending order
+    rows: torch.Tensor  # [draft tokens, width], their rows of the target's output matrix
+    norm: torch.Tensor  # [width], the weight of the target's final norm
+    embed: Callable[[torch.Tensor], torch.Tensor]  # token ids -> [..., width]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch to learn from: texts that the target wrote, and what it thought while reading them.
+
+    Texts are filled up on the right, to one length; `learn` is False there and wherever the next token is not the
+    target's own.
+    """
+
+    tokens: torch.Tensor  # [batch, length]
+    learn: torch.Tensor  # [batch, length], bool: the target's distribution at this row is worth learning
+    taps: dict[int, torch.Tensor]  # layer -> [batch, length, width]: the residual stream after that layer
+    probabilities: torch.Tensor  # [batch, length, draft tokens]: the target's, of the next token; sums to 1 or less
+    best: torch.Tensor  # [batch, length]: the index among the draft tokens of its first choice; -1: none of them
+    reread: Callable[[torch.Tensor], torch.Tensor] | None = None  # other texts of that shape -> their probabilities
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`total` is what training makes smaller; the rest is shown. Depth 0 is the first drafted token."""
+
+    total: torch.Tensor
+    accuracy: torch.Tensor  # [depths]: how often the head's first choice is the target's, the tokens before it given
+
+
+class Head(nn.Module, ABC):
+    """The part of a drafter that is trained."""
+
+    taps: tuple[int, ...]  # layers of the target whose output it reads
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()
+        self.frame = frame  # not a parameter: it is the target's
+
+    @abstractmethod
+    def losses(self, lesson: Lesson) -> Losses:
+        """What this head still has to learn from the lesson."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[..., width], already normed -> [..., draft tokens], by the target's own rows."""
+        return nn.functional.linear(hidden, self.frame.rows.to(hidden.dtype))
+
+    def rms_norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The target's kind of norm."""
+        return nn.functional.rms_norm(hidden, weight.shape, weight.to(hidden.dtype), self.frame.config.norm_eps)
+
+
+def distance(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of rows of logits [rows, draft tokens] against the target's probabilities, [rows].
+
+    What the target gives to tokens outside the draft vocabulary is left out: nothing can be done about it.
+    """
+    logits = logits.float()
+    mass = probabilities.float().sum(-1)
+    return torch.logsumexp(logits, -1) * mass - (logits * probabilities).sum(-1)
+
+
+def hits(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """How often the first choice of the rows is the target's; 0 for no rows."""
+    return (logits.argmax(-1) == best).float().mean() if len(best) else logits.new_zeros(())

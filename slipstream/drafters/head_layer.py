@@ -1,0 +1,109 @@
+"""One decoder layer of a head: as it is trained (whole texts at once) and as it drafts (rows over pages)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.cache import LayerStore
+from slipstream.drafters.head_rows import PagedRows
+from slipstream.models.config import ModelConfig
+from slipstream.models.linear import make_linear
+from slipstream.models.rope import inverse_frequencies, rotate_
+
+
+class HeadLayer(nn.Module):
+    """Attention and a gated MLP in the target's shape. What goes into q, k and v may be wider than the residual.
+
+    Whoever uses it norms its inputs. Heads are laid out with the dimensions that turn together side by side.
+    """
+
+    def __init__(self, config: ModelConfig, inputs: int, mlp: int | None = None) -> None:
+        super().__init__()
+        width, size = config.hidden_size, config.head_dim
+        self.config = config
+        self.qkv = nn.Linear(inputs, (config.heads + 2 * config.kv_heads) * size, bias=False)
+        self.out = nn.Linear(config.heads * size, width, bias=False)
+        self.mlp_norm = nn.Parameter(torch.ones(width))
+        self.gate_up = nn.Linear(width, 2 * (mlp or config.intermediate_size), bias=False)
+        self.down = nn.Linear(mlp or config.intermediate_size, width, bias=False)
+        self.register_buffer("frequencies", inverse_frequencies(config), persistent=False)
+
+    def project(self, inputs: torch.Tensor, positions: torch.Tensor) -> Projected:
+        """q, k and v of whole texts, [batch, length, inputs], turned by their positions [length]."""
+        config = self.config
+        parts = self.qkv(inputs).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        q, k, v = parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        angles = torch.outer(positions.float(), self.get_buffer("frequencies"))
+        cosine, sine = angles.cos(), angles.sin()
+        group = config.heads // config.kv_heads
+        q = _turned(q, cosine, sine) * config.head_dim**-0.5
+        return Projected(q, *(part.repeat_interleave(group, 1) for part in (_turned(k, cosine, sine), v)))
+
+    def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """From what attention gave, [batch, heads, length, size], to the layer's output [batch, length, width]."""
+        x = residual + self.out(mixed.transpose(1, 2).flatten(2))
+        normed = functional.rms_norm(x, self.mlp_norm.shape, self.mlp_norm.to(x.dtype), self.config.norm_eps)
+        gate, up = self.gate_up(normed).chunk(2, -1)
+        return x + self.down(functional.silu(gate) * up)
+
+    def forward(self, inputs: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The layer over whole texts, each row seeing those before it."""
+        rows = self.project(inputs, positions)
+        mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, is_causal=True, scale=1.0)
+        return self.close(mixed, residual)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """q (scaled), k and v of the rows of whole texts, [batch, heads, length, size] each."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+class PagedHeadLayer:
+    """The same layer over the rows of a pass, its K/V in a store of the drafter's own."""
+
+    def __init__(self, layer: HeadLayer, dtype: torch.dtype, device: str) -> None:
+        config = layer.config
+        self._config = config
+        queries = config.heads * config.head_dim
+        scale = torch.ones(len(layer.qkv.weight), 1)
+        scale[:queries] = config.head_dim**-0.5
+
+        def ready(weight: torch.Tensor) -> torch.Tensor:
+            return weight.detach().to(device, dtype)
+
+        self._qkv = make_linear(ready(layer.qkv.weight.detach().float().cpu() * scale))
+        self._out = make_linear(ready(layer.out.weight))
+        self._gate_up = make_linear(ready(layer.gate_up.weight * layer.mlp_norm))
+        self._down = make_linear(ready(layer.down.weight))
+        self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
+
+    def __call__(
+        self, inputs: torch.Tensor, residual: torch.Tensor, rows: PagedRows, store: LayerStore
+    ) -> torch.Tensor:
+        """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""
+        config = self._config
+        qkv = self._qkv(inputs)
+        rotate_(qkv, rows.turns)
+        count, width = qkv.shape
+        size, kv_heads = config.head_dim, config.kv_heads
+        shape, strides = (2, kv_heads, count, size), (kv_heads * size, size, width, 1)
+        rows.write(store, qkv.as_strided(shape, strides, config.heads * size))
+        mixed = rows.attend(qkv, store)
+        x = residual + self._out(mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype))
+        normed = functional.rms_norm(x, self._ones.shape, self._ones, config.norm_eps)
+        gate, up = self._gate_up(normed).chunk(2, dim=1)
+        return x.add_(self._down(functional.silu(gate).mul_(up)))

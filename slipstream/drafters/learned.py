@@ -1,0 +1,140 @@
+"""Drafters that were trained for their target: a checkpoint, a reduced vocabulary, trees grown by a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from slipstream import noise
+from slipstream.drafters import trained
+from slipstream.drafters.head import Frame, Head, HeadSettings
+from slipstream.drafters.levels import Candidates, GrowingDrafter, Growth, GrowthOptions
+from slipstream.errors import CorruptFile, OptionError
+from slipstream.types import Plan
+
+if TYPE_CHECKING:
+    from slipstream.models.view import TargetView
+
+_NODES_CPU, _NODES_GPU = 12, 64  # what a pass over the tree may cost: far more rows come free on a GPU
+
+
+@dataclass(frozen=True)
+class LearnedOptions(GrowthOptions):
+    """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter that was trained for this
+    target and lies in the cache or came with the package. `nodes`: 0 for as many as suit the device. `branch`: 1 for a
+    chain. `draw` is that of `draft_model`.
+    """
+
+    depth: int = 6
+    branch: int = 4
+    checkpoint: str = ""
+
+
+Options = TypeVar("Options", bound=LearnedOptions)
+
+
+class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
+    """Draft with a head that was trained on what its target says."""
+
+    needs = "a checkpoint trained for this target: one for the default model comes with the package"
+    settings_type: ClassVar[type[HeadSettings]]
+    head_type: ClassVar[type[Head]]
+
+    def __init__(self, options: Options, target: TargetView) -> None:
+        super().__init__(options, target)
+        if not target.layered:
+            raise OptionError(
+                f"{self.name} reads hidden states, which a model of transformers does not give",
+                hint="draft with a method that needs nothing of the inside of the target",
+            )
+        self._place = self._find()
+        self.trained = trained.load(self._place)
+        self.trained.require(self.name, target.fingerprint, self._place)
+        self.vocab = self.trained.vocab.to(target.device)
+        with torch.inference_mode():
+            self._build(self._restored())
+
+    def _build(self, head: Head) -> None:
+        """Make what drafting needs from the trained head; the head itself is not kept."""
+        self.taps = head.taps
+
+    @property
+    def plan(self) -> Plan:
+        options = self.options
+        if options.nodes or options.branch == 1:
+            return options.plan
+        nodes = _NODES_CPU if self.target.device == "cpu" else _NODES_GPU
+        return Plan(options.depth, nodes, options.branch, options.min_confidence)
+
+    def _find(self) -> Path:
+        if self.options.checkpoint:
+            return Path(self.options.checkpoint).expanduser()
+        found = trained.find(self.name, self.target.fingerprint)
+        if found is None:
+            raise OptionError(
+                f"no {self.name} drafter has been trained for this target ({self.target.fingerprint})",
+                hint=f"slipstream train {self.name} -m MODEL, or {self.name}:checkpoint=DIRECTORY",
+            )
+        return found
+
+    def _restored(self) -> Head:
+        head = make_head(type(self), self.trained.settings, frame_of(self.target, self.vocab))
+        wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
+        found = {name: tuple(weight.shape) for name, weight in self.trained.weights.items()}
+        if wanted != found:
+            wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+            raise CorruptFile(f"{self._place}: the weights do not fit the settings: {', '.join(wrong[:4])}")
+        head.load_state_dict(self.trained.weights)
+        return head.eval()
+
+    # -- a reduced vocabulary -----------------------------------------------------------------------------------------
+
+    def _add_level(self, growth: Growth, logits: torch.Tensor, level: int) -> None:
+        if growth.sampled or growth.sequence.params.adjusts:
+            logits = self._widened(logits)
+        super()._add_level(growth, logits, level)
+
+    def _widened(self, logits: torch.Tensor) -> torch.Tensor:
+        """[rows, draft tokens] -> [rows, the target's vocabulary]."""
+        wide = logits.new_full((len(logits), self.target.config.vocab_size), float("-inf"))
+        return wide.index_copy_(1, self.vocab, logits)
+
+    def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
+        params = growth.sequence.params
+        if params.adjusts:
+            return super()._candidates(growth, logits, parents)
+        scores: torch.Tensor = logits.float()
+        if not params.greedy:
+            # Which tokens the target will take depends on noise that is known: it is read at the draft tokens' ids.
+            scores = torch.stack([self._noisy(growth, row, node) for row, node in zip(scores, parents, strict=True)])
+        top = torch.topk(torch.softmax(scores, -1), min(growth.plan.branch, scores.shape[1]))
+        tokens, weights = self.vocab[top.indices].tolist(), top.values.tolist()
+        return [list(zip(*pair, strict=True)) for pair in zip(tokens, weights, strict=True)]
+
+    def _noisy(self, growth: Growth, row: torch.Tensor, node: int) -> torch.Tensor:
+        sampler = growth.sequence.sampler
+        key = noise.key(sampler.seed, sampler.choice, sampler.position + growth.tree.depths[node], noise.MATCH)
+        return row / sampler.params.temperature + noise.gumbel(key, self.vocab, self.target.device)
+
+
+def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
+    """A head of a method with weights as at the beginning of training."""
+    try:
+        shaped = kind.settings_type(**settings)
+    except TypeError as error:
+        raise CorruptFile(f"{kind.name}: the settings are not those of this method: {error}") from None
+    return kind.head_type(shaped, frame)  # type: ignore[call-arg, arg-type]
+
+
+def settings_of(settings: HeadSettings) -> dict[str, Any]:
+    """Settings as a checkpoint stores them."""
+    return asdict(settings)
+
+
+def frame_of(target: TargetView, vocab: torch.Tensor) -> Frame:
+    """What a head borrows of this target."""
+    return Frame(target.config, vocab, target.head_rows(vocab), target.norm_weight, target.embed)

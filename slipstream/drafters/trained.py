@@ -1,0 +1,174 @@
+"""Checkpoints of trained drafters: directories that describe themselves.
+
+`drafter.json` says what it is (format version, method, settings, the target it was trained for, how it was made and
+what it measured); `weights.safetensors` holds the weights, and `vocab`, the target's ids of the draft tokens. Matrices
+may be stored as int8 with a scale per row: half of bfloat16, at no loss of acceptance (docs/training.md has figures).
+
+Those that come with the package lie beside this module, a user's own in the cache or wherever `model=` points. A user's
+own goes first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from slipstream.errors import CorruptFile, ModelNotFound, OptionError
+from slipstream.models.builtin import cache_directory
+
+FORMAT, VERSION = "slipstream-drafter", 1
+DESCRIPTION, WEIGHTS = "drafter.json", "weights.safetensors"
+_SCALE = "::scale"  # a matrix stored as int8 has its rows' scales under its name and this
+_SHIPPED = Path(__file__).parent / "shipped"
+
+
+@dataclass(frozen=True)
+class Made:
+    """For which target a drafter was made."""
+
+    fingerprint: str
+    name: str
+    vocab_size: int
+    hidden_size: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained drafter as it lies on disk."""
+
+    method: str
+    settings: dict[str, Any]
+    target: Made
+    vocab: torch.Tensor  # [draft tokens], int64, ascending
+    weights: dict[str, torch.Tensor]
+    provenance: dict[str, Any] = field(default_factory=dict)  # versions, arguments, data
+    figures: dict[str, Any] = field(default_factory=dict)  # what was measured of it
+
+    def require(self, method: str, fingerprint: str, where: Path) -> None:
+        """Refuse another method's checkpoint, and another target's."""
+        if self.method != method:
+            raise OptionError(f"{where} holds a drafter of kind {self.method!r}, not {method!r}")
+        if self.target.fingerprint != fingerprint:
+            raise OptionError(
+                f"{where} was trained for {self.target.name} ({self.target.fingerprint}), and this target is another "
+                f"({fingerprint})",
+                hint=f"train one for this target: slipstream train {method} -m MODEL",
+            )
+
+
+def directory(method: str, fingerprint: str) -> Path:
+    """Where a user's own drafter of a kind for a target lies by default."""
+    return cache_directory() / "drafters" / f"{method}-{fingerprint}"
+
+
+def find(method: str, fingerprint: str) -> Path | None:
+    """The drafter of this kind for this target, if there is one."""
+    for place in (directory(method, fingerprint), _SHIPPED / f"{method}-{fingerprint}"):
+        if (place / DESCRIPTION).exists():
+            return place
+    return None
+
+
+def load(place: Path) -> Trained:
+    """Read a checkpoint; errors name the file and the cure."""
+    description = _description(place)
+    try:
+        stored = load_file(place / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise CorruptFile(f"{place / WEIGHTS} cannot be read: {error}", hint="train or copy it again") from None
+    if "vocab" not in stored:
+        raise CorruptFile(f"{place / WEIGHTS} has no vocabulary", hint="train or copy it again")
+    vocab = stored.pop("vocab").long()
+    try:
+        return Trained(
+            method=str(description["method"]),
+            settings=dict(description["settings"]),
+            target=Made(**description["target"]),
+            vocab=vocab,
+            weights=_unpacked(stored),
+            provenance=dict(description.get("provenance", {})),
+            figures=dict(description.get("figures", {})),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"{place / DESCRIPTION} is not complete: {error!r}", hint="train or copy it again") from None
+
+
+def _description(place: Path) -> dict[str, Any]:
+    file = place / DESCRIPTION
+    if not file.exists():
+        raise ModelNotFound(f"{place} holds no trained drafter", hint=f"it would have a {DESCRIPTION}")
+    try:
+        description = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{file} cannot be read: {error}", hint="train or copy it again") from None
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise CorruptFile(f"{file} does not describe a drafter")
+    if description.get("version") != VERSION:
+        raise CorruptFile(f"{file} has format version {description.get('version')}; this program reads {VERSION}")
+    return description
+
+
+def save(place: Path, trained: Trained, *, compact: bool) -> None:
+    """Write a checkpoint, all or nothing. `compact`: matrices as int8 rows and the rest as bfloat16."""
+    description = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": trained.method,
+        "settings": trained.settings,
+        "target": asdict(trained.target),
+        "draft_tokens": len(trained.vocab),
+        "provenance": trained.provenance,
+        "figures": trained.figures,
+    }
+    stored = _packed(trained.weights) if compact else dict(trained.weights)
+    stored["vocab"] = trained.vocab.to(torch.int32)
+    partial = place.with_name(f".{place.name}-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        save_file({name: tensor.contiguous().cpu() for name, tensor in stored.items()}, partial / WEIGHTS)
+        (partial / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+        _replace(place, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace(place: Path, partial: Path) -> None:
+    """Put a directory where another one may lie; at no moment is there half of one."""
+    old = place.with_name(f".{place.name}-old-{os.getpid()}")
+    if place.exists():
+        place.rename(old)
+    partial.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    stored: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if weight.ndim != 2:
+            stored[name] = weight.to(torch.bfloat16)
+            continue
+        weight = weight.float()
+        scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127.0
+        stored[name] = (weight / scale).round().to(torch.int8)
+        stored[name + _SCALE] = scale[:, 0]
+    return stored
+
+
+def _unpacked(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in stored.items():
+        if name.endswith(_SCALE):
+            continue
+        scale = stored.get(name + _SCALE)
+        weights[name] = weight.float() if scale is None else weight.float() * scale[:, None]
+    return weights

@@ -1,0 +1,58 @@
+"""A layer that is trained on its own outputs: the same texts read several times, each time one level deeper.
+
+At level 0 every row reads the target's hidden states, and sees all rows before it. At level k, row i stands for the
+k-th node below a root at row i - k: it sees the rows of level 0 up to that root, and one row of each level between.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from slipstream.drafters.head_layer import HeadLayer, Projected
+
+
+def shifted(x: torch.Tensor, count: int) -> torch.Tensor:
+    """[batch, length, ...] moved `count` rows towards the end; zeros come in at the beginning."""
+    return x if count == 0 else functional.pad(x, (*[0, 0] * (x.ndim - 2), count, 0))[:, : x.shape[1]]
+
+
+class Unrolled:
+    """The rows of one lesson, level after level."""
+
+    def __init__(self, layer: HeadLayer, length: int, device: torch.device) -> None:
+        self._layer = layer
+        self._positions = torch.arange(length, device=device)
+        self._levels: list[Projected] = []
+
+    def read(self, inputs: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The layer's output at the next level, [batch, length, width]."""
+        rows = self._layer.project(inputs, self._positions)
+        self._levels.append(rows)
+        if len(self._levels) == 1:
+            mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, is_causal=True, scale=1.0)
+        else:
+            mixed = self._mixed(rows.q)
+        return self._layer.close(mixed, residual)
+
+    def _mixed(self, q: torch.Tensor) -> torch.Tensor:
+        """Attention of the newest level: [batch, heads, length, size]."""
+        depth = len(self._levels) - 1
+        first = self._levels[0]
+        scores = q @ first.k.transpose(-1, -2)  # [batch, heads, length, length]
+        hidden = self._positions[None, :] > self._positions[:, None] - depth
+        hidden[:depth, 0] = False  # rows without a root: they are not learnt from, but must stay finite
+        scores = scores.masked_fill(hidden, float("-inf"))
+        # Of level j, row i sees the row that lies depth - j before it.
+        between = [(depth - level, self._levels[level]) for level in range(1, depth + 1)]
+        own = [(q * _later(rows.k, back)).sum(-1, keepdim=True) for back, rows in between]
+        weights = torch.softmax(torch.cat([scores, *own], -1).float(), -1).to(q.dtype)
+        mixed = weights[..., : scores.shape[-1]] @ first.v
+        for index, (back, rows) in enumerate(between):
+            mixed = mixed + weights[..., scores.shape[-1] + index, None] * _later(rows.v, back)
+        return mixed
+
+
+def _later(x: torch.Tensor, count: int) -> torch.Tensor:
+    """[batch, heads, length, size] moved `count` rows towards the end."""
+    return x if count == 0 else functional.pad(x, (0, 0, count, 0))[:, :, : x.shape[2]]

@@ -1,0 +1,72 @@
+"""`eagle3`: what it drafts is what it was trained to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import SamplingParams
+from slipstream.attention import tree_segment
+from slipstream.cache import PagedCache
+from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head
+from slipstream.drafters.learned import frame_of, make_head
+from slipstream.sequence import TARGET
+from tests.heads import random_head
+from tests.tiny import tiny_llm
+
+
+def trained_logits(llm: Any, drafter: Eagle3Drafter, tokens: list[int]) -> torch.Tensor:
+    """[levels, length, draft tokens]: what the training path computes for a text."""
+    head = make_head(Eagle3Drafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))
+    assert isinstance(head, Eagle3Head)
+    head.load_state_dict(drafter.trained.weights)
+    cache = PagedCache(8)
+    llm.model.add_store(cache, TARGET)
+    table = cache.open([])
+    cache.reserve(table, len(tokens))
+    with torch.inference_mode():
+        output = llm.model.forward(cache, TARGET, [tree_segment(table, 0, tokens, None)], taps=head.taps)
+        taps = {layer: hidden[None].clone() for layer, hidden in output.taps.items()}
+    with torch.no_grad():
+        return torch.stack([head.logits(hidden[0]) for hidden in head.levels(torch.tensor([tokens]), taps)])
+
+
+@pytest.mark.parametrize("branch", [1, 3])
+def test_a_node_has_the_logits_that_training_gives_it(branch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over pages, level by level, after accepted and refused drafts alike."""
+    place = random_head("eagle3", unroll=4)
+    llm = tiny_llm(
+        context=300, characters=True, speculate=f"eagle3:checkpoint={place},depth=4,nodes=12,branch={branch}"
+    )
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, Eagle3Drafter)
+    seen: list[tuple[list[int], list[int], torch.Tensor]] = []  # text up to the root, path below it, logits
+    healthy = drafter._add_level
+
+    def recording(growth: Any, logits: torch.Tensor, level: int) -> None:
+        first = growth.fed - len(logits)
+        for node, row in zip(range(first, growth.fed), logits, strict=True):
+            seen.append((list(growth.sequence.tokens), growth.tree.path_tokens(node), row.clone()))
+        healthy(growth, logits, level)
+
+    monkeypatch.setattr(drafter, "_add_level", recording)
+    llm.generate([[5, 9, 17, 3] * 34], SamplingParams(temperature=1.0, seed=4, max_tokens=12))
+    assert llm.engine.draft_faults == 0
+    assert len(seen) > 30
+    for text, path, row in seen[:: max(1, len(seen) // 24)]:
+        wanted = trained_logits(llm, drafter, text + path)[len(path), -1]
+        assert torch.allclose(row, wanted, atol=1e-4), (len(text), path)
+
+
+def test_rows_are_made_of_the_targets_hidden_states_again_once_they_are_there() -> None:
+    """Only the root's row stays: those behind it were made of the head's own output."""
+    place = random_head("eagle3")
+    llm = tiny_llm(context=300, characters=True, speculate=f"eagle3:checkpoint={place}")
+    for _ in llm.stream([3, 1, 4, 1, 5], SamplingParams(max_tokens=6, seed=1, ignore_eos=True)):
+        if sequences := llm.engine.scheduler.running:
+            (sequence,) = sequences
+            lengths = sequence.table.lengths
+            assert lengths["eagle3.features"] == sequence.cached == len(sequence.tokens) - 1
+            assert lengths["eagle3"] <= len(sequence.tokens) - 1
