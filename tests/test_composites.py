@@ -56,7 +56,7 @@ def test_a_spec_reads_as_it_was_typed(text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("suffix+sufix", "sufix"),
+        ("suffix+sufix", "unknown drafter 'sufix'"),
         ("suffix+ngram:max_m=1", "unknown option of drafter 'ngram': 'max_m'"),
         ({"method": "merge", "drafters": ["suffix"]}, "two drafters or more"),
         ({"method": "merge", "drafters": "suffix"}, "not a list of drafters"),

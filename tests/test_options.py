@@ -63,7 +63,7 @@ def test_the_spelling_of_vllm() -> None:
         ("draft_model", "needs a model"),
         ('{"method": ', "JSON cannot be read"),
         ({"num_speculative_tokens": 3}, "needs `method`"),
-        ({"method": "medusa", "num_speculative_tokens": 3}, "unknown drafter 'medusa'"),
+        ({"method": "hydra", "num_speculative_tokens": 3}, "unknown drafter 'hydra'"),
         ({"method": "ngram", "quantization": "fp8"}, "unknown option .*'quantization'"),
         (["suffix"], "not list"),
         ("[1]", "unknown drafter"),

@@ -133,6 +133,9 @@ def _from_text(text: str) -> DrafterSpec:
     if len(parts) > 1:
         return DrafterSpec("merge", {"drafters": tuple(_from_text(part.strip()) for part in parts)})
     method, _, rest = text.partition(":")
+    if "+" in method:  # one of the names is no drafter's, or the text would have been split: name that one
+        for name in method.split("+"):
+            drafter_class(name.strip())
     options: dict[str, object] = {}
     for part in filter(None, rest.split(",")):
         name, equals, setting = part.partition("=")
