@@ -22,12 +22,15 @@ import typer
 from slipstream import __version__
 from slipstream.commands.chat import chat
 from slipstream.commands.check import check
+from slipstream.commands.convert import export, import_
 from slipstream.commands.corpus import build
 from slipstream.commands.demo import demo
 from slipstream.commands.drafters import drafters
 from slipstream.commands.env import env
 from slipstream.commands.options import Described, EngineSetup, ModelSetup, Sampling
 from slipstream.commands.run import run
+from slipstream.commands.synth import synth
+from slipstream.commands.train import train
 from slipstream.commands.tune import tune
 from slipstream.errors import SlipstreamError
 
@@ -121,7 +124,7 @@ def _register(verb: Verb, parent: typer.Typer = app) -> None:
     parameters = [*_parameters(verb, hints), _parameter("debug", Annotated[bool, _DEBUG], False)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    parent.command(verb.__name__, help=verb.__doc__)(command)
+    parent.command(verb.__name__.removesuffix("_"), help=verb.__doc__)(command)
 
 
 def _group(hint: Any) -> type[Any] | None:
@@ -173,6 +176,6 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     ]
 
 
-for _verb in (demo, run, chat, check, drafters, tune, env):
+for _verb in (demo, run, chat, check, drafters, tune, synth, train, import_, export, env):
     _register(_verb)
 _register(build, corpora)

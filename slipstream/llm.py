@@ -34,7 +34,7 @@ Prompt = str | Seq[int]
 Message = Mapping[str, object]
 
 _CACHE_TOKENS = 32_768  # tokens of context that the cache holds by default, all requests together
-_PROMPT_ROWS = 512  # rows of prompts in one step
+_PROMPT_ROWS = {"cpu": 512, "cuda": 8192}  # rows of prompts in one step, by kind of device
 
 
 class LLM:
@@ -115,7 +115,7 @@ class LLM:
             drafter,
             self._verifier,
             FixedPolicy(drafter.plan),
-            Scheduler(self.cache, self._max_num_seqs, _PROMPT_ROWS),
+            Scheduler(self.cache, self._max_num_seqs, _PROMPT_ROWS[self.model.device.partition(":")[0]]),
         )
 
     def _length(self, asked: int | None) -> int:
@@ -205,13 +205,12 @@ class LLM:
                     self.engine.cancel(sequence)
         return [_output(request, group) for request, group in zip(requests, groups, strict=True)]
 
-    def answers(
-        self, requests: Iterable[tuple[Prompt, SamplingParams]], at_once: int
-    ) -> Iterator[tuple[int, Output]]:
+    def answers(self, requests: Iterable[tuple[Prompt, SamplingParams]], at_once: int) -> Iterator[tuple[int, Output]]:
         """Answer any number of prompts, `at_once` of them under way; yields (place among them, output) as they finish.
 
-        A request is taken only when there is room for it, so a later one may depend on an earlier answer. Outputs have
-        token ids and, unless stop strings ask for it, no text: decoding costs time. Closing the iterator cancels.
+        Requests are taken only when there is room for some, so a later one may depend on an earlier answer; several at
+        a time, so that most steps have no prompt to feed. Outputs have token ids and, unless stop strings ask for it,
+        no text: decoding costs time. Closing the iterator cancels what is under way.
         """
         if at_once < 1:
             raise OptionError(f"at_once={at_once} is out of range", hint="valid: 1 or more")
@@ -219,7 +218,8 @@ class LLM:
         under_way: dict[int, tuple[Request, list[Sequence]]] = {}
         try:
             while True:
-                for place, (prompt, params) in itertools.islice(source, at_once - len(under_way)):
+                room = at_once - len(under_way)
+                for place, (prompt, params) in itertools.islice(source, room if room >= at_once / 8 else 0):
                     request = self._request(prompt, params)
                     under_way[place] = request, self._sequences(request, with_text=bool(params.stop_strings))
                     self.engine.scheduler.add(under_way[place][1])

@@ -7,6 +7,7 @@ the batch slot or the drafter. So there is no generator to advance, only a hash.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -27,9 +28,15 @@ def _mix(x: int) -> int:
     return x ^ (x >> 16)
 
 
-def key(*parts: int) -> int:
-    """Fold integers (seed, choice, position, purpose, ...) into one 32-bit pair, packed in 64 bits."""
-    low, high = 0x243F6A88, 0x85A308D3
+_START = 0x85A308D3_243F6A88
+
+
+def key(*parts: int, start: int = _START) -> int:
+    """Fold integers (seed, choice, position, purpose, ...) into one 32-bit pair, packed in 64 bits.
+
+    A key may be folded on: key(a, b) is key(b, start=key(a)).
+    """
+    low, high = start & _MASK, start >> 32
     for part in parts:
         for word in (part & _MASK, (part >> 32) & _MASK):
             low = _mix((low ^ word) + _GOLDEN & _MASK)
@@ -61,8 +68,34 @@ def gumbel(k: int, ids: torch.Tensor | int, device: str = "cpu") -> torch.Tensor
     tokens that survive top-p, read the same noise as the whole.
     """
     tokens = _all_ids(ids, device) if isinstance(ids, int) else ids
-    low, high = k & _MASK, k >> 32
+    return _gumbel(tokens, k & _MASK, k >> 32)
+
+
+def _gumbel(tokens: torch.Tensor, low: int | torch.Tensor, high: int | torch.Tensor) -> torch.Tensor:
     bits = _mix_tensor(tokens ^ low)
     bits = _mix_tensor((bits + high) & _MASK)
     unit = (bits.double() + 0.5) / 4294967296.0
     return -torch.log(-torch.log(unit))
+
+
+# -- the same for many keys at once: the two halves of the keys as rows of an int64 tensor [2, keys] -----------------
+
+
+def halves(keys: Sequence[int]) -> torch.Tensor:
+    """Keys as the functions below take them, [2, keys]: low halves, high halves."""
+    return torch.tensor([[k & _MASK for k in keys], [k >> 32 for k in keys]], dtype=torch.int64)
+
+
+def fold(keys: torch.Tensor, part: torch.Tensor | int) -> torch.Tensor:
+    """Each key with one more integer of 0 or more folded in, as `key` does; part is int64 [keys], or one for all."""
+    low, high = keys
+    for word in (part & _MASK, part >> 32):
+        low = _mix_tensor((low ^ word) + _GOLDEN & _MASK)
+        high = _mix_tensor((high + word + low) & _MASK)
+    return torch.stack([low, high])
+
+
+def gumbel_rows(keys: torch.Tensor, size: int) -> torch.Tensor:
+    """The Gumbel noise of each key for a whole vocabulary, float64 [keys, size]."""
+    low, high = keys[:, :, None]
+    return _gumbel(_all_ids(size, str(keys.device)), low, high)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -30,6 +31,15 @@ class Support:
     def token(self, index: int) -> int:
         """The token id at an index of `logits`."""
         return index if self.ids is None else int(self.ids[index])
+
+
+def warmed(rows: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Logits over temperatures, float32.
+
+    The divisor is a tensor on purpose: on a GPU, a division by a number of the host is a product with its reciprocal,
+    which has other bits than the division of many rows by a temperature each.
+    """
+    return rows.float() / temperature
 
 
 class Sampler:
@@ -101,7 +111,7 @@ class Sampler:
         if params.greedy:
             best = row.argmax()
             return Support(best.reshape(1), row[best].reshape(1))
-        scaled = row.float() / params.temperature
+        scaled = warmed(row, row.new_full((), params.temperature, dtype=torch.float32))
         ids: torch.Tensor | None = None
         if params.min_p > 0:
             threshold = scaled.max() + torch.log(torch.tensor(params.min_p, dtype=torch.float32))
@@ -152,7 +162,7 @@ class Sampler:
     def perturbed(self, support: Support, path: Sequence[int]) -> torch.Tensor:
         """Scaled logits plus the noise of this position: the largest is the choice. Drafters read the same noise."""
         ids = support.ids if support.ids is not None else len(support.logits)
-        noise_key = noise.key(self.seed, self.choice, self.position + len(path), noise.MATCH)
+        noise_key = noise.key(self.position + len(path), noise.MATCH, start=self.stem)
         return support.logits.double() + noise.gumbel(noise_key, ids, str(support.logits.device))
 
     def probabilities(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
@@ -162,6 +172,18 @@ class Sampler:
         if support.ids is None:
             return weights
         return torch.zeros(len(row), dtype=torch.float64, device=row.device).index_copy_(0, support.ids, weights)
+
+    @cached_property
+    def stem(self) -> int:
+        """What the keys of all its choices begin with."""
+        return noise.key(self.seed, self.choice)
+
+    @cached_property
+    def simple(self) -> bool:
+        """Whether a choice needs nothing but the row of logits, the temperature and the noise: see `choices.py`."""
+        params = self.params
+        cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        return not params.adjusts and (params.greedy or not cut)
 
     @property
     def position(self) -> int:
@@ -174,15 +196,23 @@ class Sampler:
 
 
 class TreeDistributions:
-    """The target's distributions at the nodes of one tree, each computed when it is asked for."""
+    """The target's distributions at the nodes of one tree, each computed when it is asked for.
 
-    def __init__(self, sampler: Sampler, tree: TokenTree, rows: torch.Tensor) -> None:
+    `chosen`: the target's choices after all nodes, where they were made together (`choices.py`).
+    """
+
+    def __init__(
+        self, sampler: Sampler, tree: TokenTree, rows: torch.Tensor, chosen: Sequence[int] | None = None
+    ) -> None:
         self._sampler = sampler
         self._tree = tree
         self._rows = rows  # [nodes, vocab]
+        self._chosen = chosen
 
     def choose(self, node: int) -> int:
         """The target's choice after `node`."""
+        if self._chosen is not None:
+            return self._chosen[node]
         return self._sampler.choose(self._rows[node], self._tree.path_tokens(node))
 
     def probabilities(self, node: int) -> torch.Tensor:

@@ -12,6 +12,7 @@ from slipstream.attention import tree_segment
 from slipstream.drafters import DrafterSpec, parse_speculate
 from slipstream.errors import ModelNotFound, OptionError
 from slipstream.models.load import load_model
+from tests.heads import random_head
 from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 6
@@ -106,6 +107,13 @@ def test_sampled_nodes_are_not_merged(verifier: str) -> None:
 
 
 # -- cascades ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_cannot_draft_for_a_level_that_has_no_hidden_states() -> None:
+    levels = [{"method": "eagle3", "checkpoint": str(random_head("eagle3"))}, model(0)]
+    with pytest.raises(OptionError, match=r"eagle3 reads hidden states of the target.*suffix\+eagle3"):
+        tiny_llm(context=300, characters=True, speculate={"method": "cascade", "levels": levels})
+
 
 STACKS: dict[str, list[Any]] = {
     "two models": [model(1, depth=3)],

@@ -31,6 +31,9 @@ CASES: dict[str, list[Any]] = {
         {"method": "draft_model", "model": "tiny:0", "depth": 4, "nodes": 12, "branch": 3},
         {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 3, "min_confidence": 0.01},
         {"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
+        {"method": "draft_model", "checkpoint": "head:draft_model"},
+        {"method": "draft_model", "checkpoint": "head:draft_model", "depth": 4, "nodes": 12, "branch": 3},
+        {"method": "draft_model", "checkpoint": "head:draft_model", "nodes": 9, "branch": 2, "draw": "sample"},
     ],
     "foreign_draft": [
         {"method": "foreign_draft", "model": "speaker:self"},  # the target itself, its tokens numbered otherwise
@@ -88,8 +91,36 @@ CASES: dict[str, list[Any]] = {
         {"method": "eagle3", "checkpoint": "head:eagle3", "depth": 3, "branch": 1},
         {"method": "eagle3", "checkpoint": "head:eagle3", "depth": 4, "nodes": 12, "branch": 3},
         {"method": "eagle3", "checkpoint": "head:eagle3", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
+        {"method": "eagle3", "checkpoint": "head:eagle3,heads=6,kv_heads=3,head_dim=8,own_rows=1,norm_taps=1"},
+    ],
+    "mtp": [
+        {"method": "mtp", "checkpoint": "head:mtp", "depth": 3, "branch": 1},
+        {"method": "mtp", "checkpoint": "head:mtp", "depth": 4, "nodes": 12, "branch": 3},
+        {"method": "mtp", "checkpoint": "head:mtp,modules=3", "depth": 5, "branch": 1},
+        {"method": "mtp", "checkpoint": "head:mtp,modules=3", "depth": 4, "nodes": 12, "branch": 3},
+        {"method": "mtp", "checkpoint": "head:mtp,modules=3", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
+    ],
+    "parallel": [
+        {"method": "parallel", "checkpoint": "head:parallel", "depth": 3, "branch": 1},
+        {"method": "parallel", "checkpoint": "head:parallel", "nodes": 12, "branch": 3},
+        {"method": "parallel", "checkpoint": "head:parallel,layers=1", "depth": 4, "nodes": 9, "min_confidence": 0.001},
+        {"method": "parallel", "checkpoint": "head:parallel", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
     ],
     "layer_skip": ["layer_skip:skip=0,depth=3", "layer_skip:depth=3,nodes=9,branch=3"],
+    "medusa": [
+        {"method": "medusa", "checkpoint": "head:medusa", "branch": 1},
+        {"method": "medusa", "checkpoint": "head:medusa", "nodes": 12},
+        {"method": "medusa", "checkpoint": "head:medusa", "nodes": 12, "branch": 3, "tree": "dynamic"},
+        {"method": "medusa", "checkpoint": "head:medusa,heads=3", "nodes": 30, "min_confidence": 0.01},
+        {"method": "medusa", "checkpoint": "head:medusa,heads=3,own_rows=1", "nodes": 12},
+        {"method": "medusa", "checkpoint": "head:medusa", "depth": 3, "nodes": 9, "draw": "sample"},
+    ],
+    "kangaroo": [
+        {"method": "kangaroo", "checkpoint": "head:kangaroo"},
+        {"method": "kangaroo", "checkpoint": "head:kangaroo", "depth": 4, "nodes": 12, "branch": 3},
+        {"method": "kangaroo", "checkpoint": "head:kangaroo", "depth": 3, "nodes": 40, "branch": 3, "reuse": "yes"},
+        {"method": "kangaroo", "checkpoint": "head:kangaroo", "depth": 3, "nodes": 9, "branch": 2, "draw": "sample"},
+    ],
 }
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 

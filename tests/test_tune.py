@@ -301,7 +301,7 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
         ("a.csv", "x", "is no file of prompts"),
         ("a.txt", None, "cannot be read: No such file"),
         ("a.jsonl", '{"prompt": "x"}\n{', "line 2 is not JSON"),
-        ("a.jsonl", '{"text": "x"}', "line 1 has no prompt"),
+        ("a.jsonl", '{"answer": "x"}', "line 1 has no prompt"),
         ("a.jsonl", "[1]", "line 1 has no prompt"),
         ("a.jsonl", '{"turns": []}', "there is no prompt in 'turns'"),
         ("a.jsonl", '{"messages": [{"role": "assistant", "content": "x"}]}', "there is no prompt in 'messages'"),

@@ -119,7 +119,7 @@ def tiny_llm(
 
 
 def tiny_draft(speculate: Any, vocab_size: int = 97) -> Any:
-    """Replace "tiny:SEED", "speaker:KIND" (models) and "head:METHOD" (untrained heads) by directories of such."""
+    """Replace "tiny:SEED", "speaker:KIND" (models) and "head:METHOD,SETTING=N" (untrained heads) by directories."""
     if isinstance(speculate, Mapping):
         return {name: tiny_draft(value, vocab_size) for name, value in speculate.items()}
     if isinstance(speculate, list):
@@ -129,7 +129,9 @@ def tiny_draft(speculate: Any, vocab_size: int = 97) -> Any:
     if isinstance(speculate, str) and speculate.startswith("head:"):
         from tests.heads import random_head
 
-        return str(random_head(speculate.removeprefix("head:")))
+        method, *settings = speculate.removeprefix("head:").split(",")
+        pairs = (setting.split("=") for setting in settings)
+        return str(random_head(method, **{name: int(number) for name, number in pairs}))
     if isinstance(speculate, str) and speculate.startswith("speaker:"):
         from tests.tongues import speaker
 

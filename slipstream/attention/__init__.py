@@ -1,6 +1,34 @@
 """Tree attention over pages."""
 
-from slipstream.attention.blocks import BlockAttention
-from slipstream.attention.segment import Segment, tree_segment
+from collections.abc import Callable, Sequence
 
-__all__ = ["BlockAttention", "Segment", "tree_segment"]
+import torch
+
+from slipstream.attention.blocks import BlockAttention
+from slipstream.attention.paged import PagedAttention, paged_available
+from slipstream.attention.segment import Segment, tree_segment
+from slipstream.attention.tiles import Tiles
+from slipstream.cache import LayerStore
+
+# (q [rows, heads * size or more], the layer's pages, its window) -> [rows, heads * size]
+Attention = Callable[[torch.Tensor, LayerStore, int | None], torch.Tensor]
+
+
+def attention_over(
+    segments: Sequence[Segment], heads: int, kv_heads: int, size: int, device: str, softcap: float | None = None
+) -> Attention:
+    """The attention of one pass, as it is done on this device."""
+    kind = PagedAttention if paged_available(device) else BlockAttention
+    return kind(segments, heads, kv_heads, size, device, softcap)
+
+
+__all__ = [
+    "Attention",
+    "BlockAttention",
+    "PagedAttention",
+    "Segment",
+    "Tiles",
+    "attention_over",
+    "paged_available",
+    "tree_segment",
+]

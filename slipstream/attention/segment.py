@@ -27,6 +27,7 @@ class Segment:
     visible: npt.NDArray[np.bool_]
     logits_from: int  # the first new row whose logits are needed; len(tokens) for none
     prepared: Prepared | None = None  # the rows have been through the first layers already
+    causal: bool = False  # a chain behind the committed rows: each row stands at its position and sees all before it
 
     @property
     def rows(self) -> int:
@@ -70,10 +71,10 @@ def tree_segment(
     chain = np.arange(committed, committed + lead, dtype=np.int64)
     causal = np.tri(lead, dtype=np.bool_)
     if tree is None:
-        return Segment(table, committed, pending, chain, causal, lead)
+        return Segment(table, committed, pending, chain, causal, lead, causal=True)
     nodes = len(tree)
     if nodes == 1:
-        return Segment(table, committed, pending, chain, causal, lead - 1)
+        return Segment(table, committed, pending, chain, causal, lead - 1, causal=True)
     # The root is both the last pending row and node 0, so node i lies i rows behind it.
     root = lead - 1
     depths = np.asarray(tree.depths[1:], dtype=np.int64)

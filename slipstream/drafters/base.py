@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from slipstream.cache import PagedCache
 from slipstream.errors import OptionError
@@ -89,6 +89,11 @@ class Drafter(ABC, Generic[Options]):
         # Where its state and its store are found. One of several drafters of a kind is given another key.
         self.key: str = self.name
 
+    @classmethod
+    def serving(cls, given: Mapping[str, object]) -> type[Drafter[Any]]:
+        """The class that serves the options that were given: this one, unless a method has several."""
+        return cls
+
     def rename(self, key: str) -> None:
         """Give it another key, before it is attached."""
         self.key = key
@@ -97,6 +102,11 @@ class Drafter(ABC, Generic[Options]):
     def plan(self) -> Plan:
         """What it does when nothing stands against it."""
         return self.options.plan
+
+    @property
+    def blind(self) -> bool:
+        """Whether it neither drafts nor learns: steps may then run without asking it or telling it anything."""
+        return not (self.plan.drafts or self.taps or type(self).observe is not Drafter.observe)
 
     @property
     def origins(self) -> frozenset[str]:

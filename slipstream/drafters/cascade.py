@@ -57,6 +57,11 @@ class CascadeOptions(DraftOptions):
                     f"{spec.method} cannot verify the level below it",
                     hint="every level after the first is a draft_model",
                 )
+            if spec.model is None:
+                raise OptionError(
+                    "a distilled draft_model has a part of the target's vocabulary and cannot verify a level below",
+                    hint="draft_model:model=PATH for every level after the first",
+                )
             level = spec.checked()
             if level.branch != 1 or 0 < level.nodes < level.depth or getattr(level, "draw", "auto") != "auto":
                 raise OptionError(
@@ -109,7 +114,11 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         self._models = [level for level in levels[1:] if isinstance(level, DraftModelDrafter)]
         self._judges = {False: Match(), True: Rejection()}
         self._first_plan: Plan = self._first.plan
-        self.taps = self._first.taps
+        if self._first.taps:
+            raise OptionError(
+                f"{self._first.name} reads hidden states of the target, and there are none of a level's guesses",
+                hint=f"{self._first.name} alone, or merged with others: suffix+{self._first.name}",
+            )
 
     def rename(self, key: str) -> None:
         super().rename(key)

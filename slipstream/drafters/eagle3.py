@@ -8,75 +8,95 @@ the likeliest nodes of all levels offered.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.head import Frame, Head, Lesson, Losses
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head_shape import ShapedSettings
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.sequential import SequentialDrafter
-from slipstream.drafters.unroll import Unrolled, shifted
+from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
 from slipstream.models.linear import make_linear
 
 
 @dataclass(frozen=True)
-class Eagle3Settings(HeadSettings):
+class Eagle3Settings(ShapedSettings):
     """`unroll`: levels that the head is trained for, on its own outputs. `decay`: what a level counts against the one
-    before it. `mlp`: width of the layer's MLP (0: the target's).
+    before it. `taps`: layers of the target that are read (none: one each of the low, middle and high ones).
+
+    Heads from elsewhere may differ: `own_rows`, output rows of their own in place of the target's; `norm_taps`, a norm
+    over all that is tapped; `norm_residual`, the normed hidden state is also what the layer adds to.
     """
 
     unroll: int = 6
     decay: float = 0.9
-    mlp: int = 0
+    taps: tuple[int, ...] = ()
+    own_rows: bool = False
+    norm_taps: bool = False
+    norm_residual: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.unroll >= 1, "unroll", "1 or more")
         self.require(0.0 < self.decay <= 1.0, "decay", "above 0, 1 at most")
-        self.require(self.mlp >= 0, "mlp", "0 or more")
+        object.__setattr__(self, "taps", tuple(self.taps))  # a list, where it comes from a file
 
 
 class Eagle3Head(Head):
     """Taps fused into one hidden state; it and the token's embedding, each normed, go into one layer."""
 
     def __init__(self, settings: Eagle3Settings, frame: Frame) -> None:
-        super().__init__(frame)
-        config = frame.config
+        config = settings.shaped(frame.config)
+        super().__init__(replace(frame, config=config))
         width, layers = config.hidden_size, config.layers
         self.settings = settings
-        self.taps = tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
+        self.taps = settings.taps or tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
+        settings.require(all(0 <= tap < layers for tap in self.taps), "taps", f"layers 0 to {layers - 1}")
+        if settings.norm_taps:
+            self.taps_norm = nn.Parameter(torch.ones(len(self.taps) * width))
         self.fuse = nn.Linear(len(self.taps) * width, width, bias=False)
         self.embed_norm = nn.Parameter(torch.ones(width))
         self.hidden_norm = nn.Parameter(torch.ones(width))
-        self.layer = HeadLayer(config, 2 * width, settings.mlp or None)
+        self.layer = HeadLayer(config, 2 * width)
         self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
+        if settings.own_rows:
+            self.rows = nn.Parameter(frame.rows.detach().clone().float().cpu())
 
-    def enter(self, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """What the layer's products read, [..., 2 * width]."""
-        parts = self.rms_norm(embedded, self.embed_norm), self.rms_norm(hidden, self.hidden_norm)
-        return torch.cat(parts, -1)
+    @property
+    def output(self) -> torch.Tensor:
+        """The output rows, [draft tokens, width]."""
+        return self.rows if self.settings.own_rows else self.frame.rows
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(hidden, self.output.to(hidden.dtype))
+
+    def fused(self, tapped: torch.Tensor) -> torch.Tensor:
+        """[..., taps * width] -> [..., width]."""
+        if self.settings.norm_taps:
+            tapped = self.rms_norm(tapped, self.taps_norm)
+        return nn.functional.linear(tapped, self.fuse.weight)
+
+    def enter(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layer's products read, [..., 2 * width], and what it adds to."""
+        normed = self.rms_norm(hidden, self.hidden_norm)
+        inputs = torch.cat([self.rms_norm(embedded, self.embed_norm), normed], -1)
+        return inputs, normed if self.settings.norm_residual else hidden
 
     def levels(self, tokens: torch.Tensor, taps: dict[int, torch.Tensor]) -> Iterator[torch.Tensor]:
         """What the output rows read at each level of the unroll, [batch, length, width]."""
         embedded = self.frame.embed(tokens)
-        hidden = shifted(self.fuse(torch.cat([taps[layer] for layer in self.taps], -1)), 1)
+        hidden = shifted(self.fused(torch.cat([taps[layer] for layer in self.taps], -1)), 1)
         rows = Unrolled(self.layer, tokens.shape[1], tokens.device)
         for _ in range(self.settings.unroll):
-            hidden = rows.read(self.enter(embedded, hidden), hidden)
+            hidden = rows.read(*self.enter(embedded, hidden))
             yield self.rms_norm(hidden, self.norm)
             hidden = shifted(hidden, 1)
 
     def losses(self, lesson: Lesson) -> Losses:
-        losses, right = [], []
-        for level, hidden in enumerate(self.levels(lesson.tokens, lesson.taps)):
-            learn = lesson.learn.clone()
-            learn[:, : level + 1] = False  # there is no root that far before them
-            logits = self.logits(hidden[learn])
-            losses.append(self.settings.decay**level * distance(logits, lesson.probabilities[learn]).mean())
-            right.append(hits(logits, lesson.best[learn]))
-        return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
+        return losses_of_levels(self, self.levels(lesson.tokens, lesson.taps), lesson, self.settings.decay)
 
 
 class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
@@ -98,18 +118,21 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
         def ready(weight: torch.Tensor) -> torch.Tensor:
             return weight.to(device, dtype)
 
-        self._eps = self.target.config.norm_eps
+        self._eps = head.frame.config.norm_eps
+        self._taps_norm = ready(head.taps_norm) if head.settings.norm_taps else None
+        self._norm_residual = head.settings.norm_residual
         self._fuse = make_linear(ready(head.fuse.weight))
         self._norms = tuple(ready(w) for w in (head.embed_norm, head.hidden_norm, head.norm))
         self._layer = PagedHeadLayer(head.layer, dtype, device)
-        self._output = make_linear(ready(head.frame.rows))
+        self._output = make_linear(ready(head.output))
 
     def _hidden(self, features: torch.Tensor) -> torch.Tensor:
-        return self._fuse(features)
+        return self._fuse(features if self._taps_norm is None else self._normed(features, self._taps_norm))
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embed_norm, hidden_norm, _ = self._norms
-        return torch.cat([self._normed(embedded, embed_norm), self._normed(hidden, hidden_norm)], -1), hidden
+        normed = self._normed(hidden, hidden_norm)
+        return torch.cat([self._normed(embedded, embed_norm), normed], -1), normed if self._norm_residual else hidden
 
     def _judged(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._output(self._normed(hidden, self._norms[2]))

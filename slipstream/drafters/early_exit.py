@@ -1,24 +1,22 @@
 """`early_exit`: the first layers of the target, with its own norm and head, draft for the whole.
 
-The rows that a draft has run through the first layers are the very rows that verification would compute there, so it
-may begin behind them (`reuse`). Their bits are the same only where a row does not depend on the pass it rides in;
-elsewhere verification runs all layers unless told otherwise.
+Verification may begin behind them (`reuse`, see first_layers.py); where that could change a bit, it runs all layers
+unless told otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.attention import Segment
 from slipstream.drafters.base import Wish
+from slipstream.drafters.first_layers import REUSE, FirstLayers, require_exit
 from slipstream.drafters.levels import Growth, GrowthOptions
 from slipstream.drafters.self_draft import SelfDrafter
-from slipstream.errors import OptionError
-from slipstream.tree import Prepared, TokenTree
+from slipstream.tree import TokenTree
 
 if TYPE_CHECKING:
     from slipstream.models.view import TargetView
@@ -36,7 +34,7 @@ class EarlyExitOptions(GrowthOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.exit >= 0, "exit", "1 to the number of layers minus 1, or 0 for a third of them")
-        self.require(self.reuse in ("auto", "yes", "no"), "reuse", "auto, yes, no")
+        self.require(self.reuse in REUSE, "reuse", ", ".join(REUSE))
 
 
 class EarlyExitDrafter(SelfDrafter[EarlyExitOptions]):
@@ -52,9 +50,8 @@ class EarlyExitDrafter(SelfDrafter[EarlyExitOptions]):
         super().__init__(options, target)
         count = target.config.layers
         self._exit = options.exit or max(1, count // 3)
-        if not 1 <= self._exit < count:
-            raise OptionError(f"early_exit: exit={self._exit}", hint=f"the target has {count} layers: 1 to {count - 1}")
-        self._reuse = options.reuse == "yes" or (options.reuse == "auto" and target.exact)
+        require_exit(self.name, self._exit, count)
+        self._first = FirstLayers(target, self._exit, options.reuse)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -63,25 +60,8 @@ class EarlyExitDrafter(SelfDrafter[EarlyExitOptions]):
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
         growths = self._grow(wishes)
         offers = [self._offer(growth) for growth in growths]
-        if self._reuse:
-            self._prepare([(g, offer) for g, offer in zip(growths, offers, strict=True) if g.extends_to(offer)])
+        self._first.prepare(growths, offers)
         return offers
 
-    def _prepare(self, pairs: list[tuple[Growth, TokenTree]]) -> None:
-        """Feed the nodes that are offered but were not needed to go on, so that every row has been through."""
-        for growth, offer in pairs:
-            growth.tree = offer
-        if unfed := [growth for growth, offer in pairs if growth.fed < len(offer)]:
-            self._pass(unfed, [replace(s, logits_from=s.rows) for s in (growth.segment() for growth in unfed)])
-        for growth, offer in pairs:
-            offer.prepared = Prepared(self._exit, torch.cat(growth.hidden))
-
     def _run(self, growths: list[Growth]) -> torch.Tensor:
-        return self._pass(growths, [growth.segment() for growth in growths])
-
-    def _pass(self, growths: list[Growth], segments: list[Segment]) -> torch.Tensor:
-        """A pass whose rows are kept; the logits of those that want them."""
-        output = self.target.run(segments, self.layers)
-        for growth, hidden in zip(growths, output.hidden.split([s.rows for s in segments]), strict=True):
-            growth.hidden.append(hidden)
-        return output.logits
+        return self._first.run(growths, [growth.segment() for growth in growths]).logits

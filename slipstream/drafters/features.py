@@ -28,9 +28,8 @@ class FeatureStore:
         stop = outcome.sequence.cached
         start, known = stop - len(rows), self.length(table)
         if known < start:
-            self._write(table, known, rows.new_zeros(start - known, rows.shape[1]))
-        self._write(table, start, rows)
-        table.lengths[self.name] = stop
+            self.write(table, known, rows.new_zeros(start - known, rows.shape[1]))
+        self.write(table, start, rows)
 
     def length(self, table: PageTable) -> int:
         """How many tokens' rows there are."""
@@ -41,8 +40,11 @@ class FeatureStore:
         rows = self._data[*self._places(table, max(0, start), stop)]
         return rows if start >= 0 else torch.cat([rows.new_zeros(-start, rows.shape[1]), rows])
 
-    def _write(self, table: PageTable, start: int, rows: torch.Tensor) -> None:
-        self._data[*self._places(table, start, start + len(rows))] = rows.to(self._data.dtype)
+    def write(self, table: PageTable, start: int, rows: torch.Tensor) -> None:
+        """Keep rows [count, taps * width] of the tokens from `start` on; none are known behind them."""
+        stop = start + len(rows)
+        self._data[*self._places(table, start, stop)] = rows.to(self._data.dtype)
+        table.lengths[self.name] = stop
 
     def _places(self, table: PageTable, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = range(start, stop)

@@ -11,14 +11,16 @@ hidden states up to x_(n-1), and x_n itself, which was chosen but has not been t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
+from slipstream.models.unfold import PlainLayer
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Frame:
     rows: torch.Tensor  # [draft tokens, width], their rows of the target's output matrix
     norm: torch.Tensor  # [width], the weight of the target's final norm
     embed: Callable[[torch.Tensor], torch.Tensor]  # token ids -> [..., width]
+    layer: Callable[[int], PlainLayer | None]  # a layer's matrices, to begin with; None where it is of another kind
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,10 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def losses(self, lesson: Lesson) -> Losses:
         """What this head still has to learn from the lesson."""
+
+    def facts(self, lessons: Iterable[Lesson]) -> dict[str, Any]:
+        """What drafting wants to know of the trained head, from text that it has not learnt: kept with its figures."""
+        return {}
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[..., width], already normed -> [..., draft tokens], by the target's own rows."""

@@ -48,7 +48,8 @@ class HeadLayer(nn.Module):
         x = residual + self.out(mixed.transpose(1, 2).flatten(2))
         normed = functional.rms_norm(x, self.mlp_norm.shape, self.mlp_norm.to(x.dtype), self.config.norm_eps)
         gate, up = self.gate_up(normed).chunk(2, -1)
-        return x + self.down(functional.silu(gate) * up)
+        output: torch.Tensor = x + self.down(functional.silu(gate) * up)
+        return output
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The layer over whole texts, each row seeing those before it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from slipstream.attention import BlockAttention, Segment
+from slipstream.attention import Segment, attention_over
 from slipstream.cache import LayerStore
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Rows
@@ -19,7 +19,7 @@ class PagedRows:
 
     def __init__(self, segments: Sequence[Segment], config: ModelConfig, rope: RopeTable, device: str) -> None:
         self._rows = Rows(segments, device)
-        self._attention = BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, device)
+        self._attention = attention_over(segments, config.heads, config.kv_heads, config.head_dim, device)
         turns = rope.at(self._rows.positions, self._rows.highest).repeat(1, config.heads + config.kv_heads)
         self.turns = functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)  # v is not turned
 

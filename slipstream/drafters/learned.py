@@ -41,6 +41,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
     """Draft with a head that was trained on what its target says."""
 
     needs = "a checkpoint trained for this target: one for the default model comes with the package"
+    instead: ClassVar[str] = "checkpoint=DIRECTORY"  # what can be given where none is found
     settings_type: ClassVar[type[HeadSettings]]
     head_type: ClassVar[type[Head]]
 
@@ -48,7 +49,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         super().__init__(options, target)
         if not target.layered:
             raise OptionError(
-                f"{self.name} reads hidden states, which a model of transformers does not give",
+                f"{self.name} reads the inside of the target, which a model of transformers does not give",
                 hint="draft with a method that needs nothing of the inside of the target",
             )
         self._place = self._find()
@@ -61,6 +62,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
     def _build(self, head: Head) -> None:
         """Make what drafting needs from the trained head; the head itself is not kept."""
         self.taps = head.taps
+        self.shape = head.frame.config  # the target's, except for what a head has of its own
 
     @property
     def plan(self) -> Plan:
@@ -77,7 +79,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         if found is None:
             raise OptionError(
                 f"no {self.name} drafter has been trained for this target ({self.target.fingerprint})",
-                hint=f"slipstream train {self.name} -m MODEL, or {self.name}:checkpoint=DIRECTORY",
+                hint=f"slipstream train {self.name} -m MODEL, or {self.name}:{self.instead}",
             )
         return found
 
@@ -137,4 +139,4 @@ def settings_of(settings: HeadSettings) -> dict[str, Any]:
 
 def frame_of(target: TargetView, vocab: torch.Tensor) -> Frame:
     """What a head borrows of this target."""
-    return Frame(target.config, vocab, target.head_rows(vocab), target.norm_weight, target.embed)
+    return Frame(target.config, vocab, target.head_rows(vocab), target.norm_weight, target.embed, target.layer)

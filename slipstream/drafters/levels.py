@@ -59,6 +59,7 @@ class Growth:
     fed: int = 0  # nodes whose K/V are in the store
     leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
     hidden: list[torch.Tensor] = field(default_factory=list)  # of the nodes fed, if the drafter keeps them
+    logits: torch.Tensor | None = None  # [levels, vocab], if the drafter knows those of all levels beforehand
 
     def extends_to(self, tree: TokenTree) -> bool:
         """Whether the nodes that were fed are the first nodes of `tree`, and so lie where its rows will."""
@@ -158,20 +159,30 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         return [likeliest(sampler, row, tree.path_tokens(p), count) for p, row in zip(parents, logits, strict=True)]
 
     def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
-        """Draw siblings without replacement. What is cut is cut by counts and by the parent, never by the token."""
-        plan, tree, sampler = growth.plan, growth.tree, growth.sequence.sampler
-        for parent, row in zip(parents, logits, strict=True):
-            room = plan.nodes - (len(tree) - 1)
-            if room <= 0 or tree.confidence[parent] < plan.min_confidence:
-                continue
-            q = sampler.probabilities(row, tree.path_tokens(parent))
-            draw = Draw(q)
-            ids = q.nonzero()[:, 0]
-            keys = q[ids].log() + noise.gumbel(sampler.step_key(parent, noise.DRAFT), ids)
-            order = torch.topk(keys, min(plan.branch, room, len(ids))).indices
-            for token in ids[order].tolist():
-                joint = tree.confidence[parent] * float(q[token])
-                tree.add(parent, token, origin=self.name, confidence=joint, draw=draw)
+        """Draw children of these nodes, the surest of them first, as many as leave the levels below their share.
+
+        Whether a node gets children is decided by the node, and how many by counts: never by the children's tokens.
+        """
+        plan, tree = growth.plan, growth.tree
+        levels = plan.depth - tree.depths[parents[0]]  # this one and those below
+        room = -(-(plan.nodes - (len(tree) - 1)) // max(1, levels))
+        for parent in sorted(parents, key=lambda node: -tree.confidence[node]):
+            count = min(plan.branch, room)
+            if count > 0 and tree.confidence[parent] >= plan.min_confidence:
+                room -= self._draw(growth, logits[parent - parents[0]], parent, count)
+
+    def _draw(self, growth: Growth, row: torch.Tensor, parent: int, count: int) -> int:
+        """Draw `count` siblings below a node without replacement, or as many as there can be; how many."""
+        tree, sampler = growth.tree, growth.sequence.sampler
+        q = sampler.probabilities(row, tree.path_tokens(parent))
+        draw = Draw(q)
+        ids = q.nonzero()[:, 0]
+        keys = q[ids].log() + noise.gumbel(sampler.step_key(parent, noise.DRAFT), ids)
+        order = torch.topk(keys, min(count, len(ids))).indices
+        for token in ids[order].tolist():
+            joint = tree.confidence[parent] * float(q[token])
+            tree.add(parent, token, origin=self.name, confidence=joint, draw=draw)
+        return len(order)
 
     def _feed(self, growths: list[Growth], level: int) -> list[torch.Tensor | None]:
         """Run the nodes that were added by this level and still have a level below them; their logits."""

@@ -29,11 +29,15 @@ _BUILT_IN = {
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
     "lookahead": "slipstream.drafters.lookahead:LookaheadDrafter",
-    "draft_model": "slipstream.drafters.draft_model:DraftModelDrafter",
+    "draft_model": "slipstream.drafters.distilled:DistilledDrafter",
     "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
     "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",
     "layer_skip": "slipstream.drafters.layer_skip:LayerSkipDrafter",
+    "kangaroo": "slipstream.drafters.kangaroo:KangarooDrafter",
     "eagle3": "slipstream.drafters.eagle3:Eagle3Drafter",
+    "medusa": "slipstream.drafters.medusa:MedusaDrafter",
+    "mtp": "slipstream.drafters.mtp:MtpDrafter",
+    "parallel": "slipstream.drafters.parallel:ParallelDrafter",
     "merge": "slipstream.drafters.merge:MergeDrafter",
     "cascade": "slipstream.drafters.cascade:CascadeDrafter",
 }
@@ -41,6 +45,7 @@ _BUILT_IN = {
 DEFAULT = "suffix"
 
 AnyDrafter = Drafter[Any]
+Options = typing.TypeVar("Options")
 
 
 def drafter_names() -> list[str]:
@@ -69,11 +74,16 @@ class DrafterSpec:
 
     def build(self, target: TargetView) -> AnyDrafter:
         """The drafter; unknown or ill-typed options are refused with the valid ones."""
-        return drafter_class(self.method)(self.checked(), target)
+        return self._kind(self.checked(), target)
 
     def checked(self) -> DraftOptions:
         """The options, converted; what can be refused before a model is loaded is refused here."""
-        return make_options(self.method, drafter_class(self.method).options_type, self.options)
+        kind: type[DraftOptions] = self._kind.options_type
+        return make_options(self.method, kind, self.options)
+
+    @property
+    def _kind(self) -> type[AnyDrafter]:
+        return drafter_class(self.method).serving(self.options)
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -168,6 +178,9 @@ _VLLM_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "suffix_decoding_min_token_prob": ("min_confidence",),
     },
     "draft_model": {"num_speculative_tokens": ("depth", "nodes")},
+    "eagle3": {"num_speculative_tokens": ("depth",), "model": ("checkpoint",)},
+    "medusa": {"num_speculative_tokens": ("depth",), "model": ("checkpoint",)},
+    "mtp": {"num_speculative_tokens": ("depth",), "model": ("checkpoint",)},
 }
 
 
@@ -190,10 +203,10 @@ def _from_mapping(value: Mapping[str, object]) -> DrafterSpec:
     return DrafterSpec(str(method), translated)
 
 
-def make_options(method: str, kind: type[DraftOptions], given: Mapping[str, object]) -> DraftOptions:
-    """Options of a method from names and values; values may be strings, as on a command line."""
+def make_options(method: str, kind: type[Options], given: Mapping[str, object]) -> Options:
+    """Options of a method (or settings of a head) from names and values, which may be strings as on a command line."""
     hints = typing.get_type_hints(kind)
-    valid = [f.name for f in dataclasses.fields(kind)]
+    valid = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     settings: dict[str, Any] = {}
     for name, value in given.items():
         if name not in valid:

@@ -32,6 +32,7 @@ _CHUNK = 512  # tokens of a prompt fed per pass when catching up
 class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     """Draft by passes of a head of one layer."""
 
+    layers = 1  # whose K/V the store holds
     _layer: PagedHeadLayer
 
     # -- what a method has to say -------------------------------------------------------------------------------------
@@ -51,11 +52,11 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def attach(self, cache: PagedCache) -> None:
-        config, dtype = self.target.config, self.target.dtype
+        config, dtype = self.shape, self.target.dtype
         self._cache = cache
         self._rope = RopeTable(config, self.target.device)
         self._features = FeatureStore(cache, f"{self.key}.features", self.taps, config.hidden_size, dtype)
-        cache.add_store(self.key, 1, 2, config.kv_heads, config.head_dim, dtype)
+        cache.add_store(self.key, self.layers, 2, config.kv_heads, config.head_dim, dtype)
 
     def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
         # Behind guesses of a drafter above, and while a prompt is being fed, hidden states before the root are missing.
@@ -98,7 +99,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
 
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's output for all rows, and the logits of those that ask for them."""
-        rows = PagedRows(segments, self.target.config, self._rope, self.target.device)
+        rows = PagedRows(segments, self.shape, self._rope, self.target.device)
         inputs, residual = self._entered(self.target.embed(rows.tokens), hidden)
         output = self._layer(inputs, residual, rows, self._cache.layers(self.key)[0])
         return output, self._judged(rows.wanted(output))

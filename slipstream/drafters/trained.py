@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ def _description(place: Path) -> dict[str, Any]:
     return description
 
 
-def save(place: Path, trained: Trained, *, compact: bool) -> None:
-    """Write a checkpoint, all or nothing. `compact`: matrices as int8 rows and the rest as bfloat16."""
+def save(place: Path, trained: Trained, *, compact: bool, files: Mapping[str, str] | None = None) -> None:
+    """Write a checkpoint, all or nothing. `compact`: matrices as int8 rows and the rest as bfloat16. `files`: texts to
+    lie beside it, by name.
+    """
     description = {
         "format": FORMAT,
         "version": VERSION,
@@ -137,6 +140,8 @@ def save(place: Path, trained: Trained, *, compact: bool) -> None:
     try:
         save_file({name: tensor.contiguous().cpu() for name, tensor in stored.items()}, partial / WEIGHTS)
         (partial / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+        for name, text in (files or {}).items():
+            (partial / name).write_text(text, encoding="utf-8")
         _replace(place, partial)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

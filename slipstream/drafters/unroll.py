@@ -6,9 +6,12 @@ k-th node below a root at row i - k: it sees the rows of level 0 up to that root
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch.nn import functional
 
+from slipstream.drafters.head import Head, Lesson, Losses, distance, hits
 from slipstream.drafters.head_layer import HeadLayer, Projected
 
 
@@ -56,3 +59,16 @@ class Unrolled:
 def _later(x: torch.Tensor, count: int) -> torch.Tensor:
     """[batch, heads, length, size] moved `count` rows towards the end."""
     return x if count == 0 else functional.pad(x, (0, 0, count, 0))[:, :, : x.shape[2]]
+
+
+def losses_of_levels(head: Head, levels: Iterable[torch.Tensor], lesson: Lesson, decay: float) -> Losses:
+    """What a head has to learn at each level, from what its output rows read there, [batch, length, width]."""
+    losses, right = [], []
+    for level, hidden in enumerate(levels):
+        learn = lesson.learn.clone()
+        learn[:, : level + 1] = False  # there is no root that far before them
+        logits = head.logits(hidden[learn])
+        rows = max(1, len(logits))  # none in short texts
+        losses.append(decay**level * distance(logits, lesson.probabilities[learn]).sum() / rows)
+        right.append(hits(logits, lesson.best[learn]))
+    return Losses(torch.stack(losses).sum(), torch.stack(right).detach())

@@ -37,6 +37,37 @@ def emit(sequence: Sequence, tree: TokenTree, verdict: Verdict, distributions: T
     return count
 
 
+def emit_run(sequence: Sequence, tokens: list[int]) -> int:
+    """The same for tokens that as many plain steps chose, one after the other; returns how many it took.
+
+    The sequence has emitted before, and neither a minimum length, stop strings nor logprobs: many tokens at once cost
+    little more than one.
+    """
+    given = tokens[: sequence.remaining]
+    ends = sequence.end_ids.union(sequence.params.stop_token_ids or ())
+    last = None if ends.isdisjoint(given) else next(i for i, token in enumerate(given) if token in ends)
+    said = given[:last]
+    given = given if last is None else given[: last + 1]
+    count = len(given)
+    stats = sequence.stats
+    stats.steps += count
+    stats.emitted += count
+    stats.decoded += count
+    stats.origins.extend([None] * count)
+    sequence.tokens.extend(given)
+    sequence.output_ids.extend(given)
+    if said:
+        _say(sequence, said, last=False)
+    if last is not None:
+        _end(sequence, given[last])
+    elif sequence.remaining <= 0:
+        sequence.finish_reason = "length"
+        _say(sequence, [], last=True)
+    if sequence.first_token_at is not None:
+        stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
+    return count
+
+
 def _end(sequence: Sequence, token: int) -> None:
     """Set the finish reason if `token`, just appended, is the last."""
     params = sequence.params

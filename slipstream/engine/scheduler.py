@@ -34,7 +34,7 @@ class Scheduler:
     def __init__(self, cache: PagedCache, max_sequences: int, prompt_rows: int) -> None:
         self._cache = cache
         self._max_sequences = max_sequences
-        self._prompt_rows = prompt_rows  # rows of prompts in one step
+        self.prompt_rows = prompt_rows  # rows of prompts in one step
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.set_aside = 0  # how often a sequence had to make room
@@ -61,7 +61,7 @@ class Scheduler:
         """The work of the next step."""
         self._admit()
         work: list[Work] = []
-        rows = self._prompt_rows
+        rows = self.prompt_rows
         for sequence in self.running:
             pending = sequence.tokens[sequence.cached :]
             if len(pending) > 1:
@@ -123,9 +123,9 @@ class Scheduler:
 
     def reserve(self, work: list[Work], rows: dict[Sequence, int]) -> list[Work]:
         """Reserve `rows[sequence]` slots for each; the youngest sequences make room if there is too little."""
-        kept = list(work)
+        kept = {item.sequence: item for item in work}
         for item in work:
-            while item in kept:
+            while item.sequence in kept:
                 try:
                     self._cache.reserve(item.sequence.table, rows[item.sequence])
                     break
@@ -134,8 +134,8 @@ class Scheduler:
                     if youngest is item.sequence and len(self.running) == 1:
                         raise
                     self._set_aside(youngest)
-                    kept = [k for k in kept if k.sequence is not youngest]
-        return kept
+                    kept.pop(youngest, None)
+        return list(kept.values())
 
     def _set_aside(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

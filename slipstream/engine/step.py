@@ -11,8 +11,10 @@ import torch
 
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.choices import choose_trees
 from slipstream.drafters import Outcome, Wish
 from slipstream.drafters.registry import AnyDrafter
+from slipstream.engine.burst import Burst, make_burst
 from slipstream.engine.endings import emit
 from slipstream.engine.scheduler import Scheduler, Work
 from slipstream.models.model import Model, PassOutput
@@ -66,17 +68,42 @@ class Engine:
         self.policy = policy
         self.scheduler = scheduler
         self.draft_faults = 0
+        self.burst = make_burst(model, cache, drafter, verifier)
 
     def step(self) -> list[Progress]:
-        """One pass over everything that is ready to run; empty when all is idle."""
+        """One pass over everything that is ready to run (plain decoding: maybe several); empty when all is idle."""
         with torch.inference_mode():
-            launched = self.launch()
-            return self.collect(launched) if launched else []
+            began = time.perf_counter()
+            work = self.scheduler.next()
+            progress: list[Progress] = []
+            if self.burst is not None:
+                progress = self._run_burst(self.burst, work)
+                taken = {item.sequence for item in progress}
+                work = [w for w in work if w.sequence not in taken]
+            launched = self.launch(work, began)
+            return progress + (self.collect(launched) if launched else [])
 
-    def launch(self) -> _Launched | None:
-        """Plan, draft, and run the pass."""
+    def _run_burst(self, burst: Burst, work: list[Work]) -> list[Progress]:
+        """Several steps at once for those that decode, if nothing stands against it."""
         began = time.perf_counter()
-        work = self.scheduler.next()
+        sequences = burst.ready(work)
+        steps = burst.reserve(sequences) if sequences else 0
+        if not steps:
+            return []
+        roots = [TokenTree(sequence.tokens[-1]) for sequence in sequences]
+        counts, device_ms = burst.run(sequences, steps)
+        progress = [Progress(*item) for item in zip(sequences, roots, counts, strict=True)]
+        for sequence in sequences:
+            self.cache.share(sequence.table, TARGET, sequence.tokens)
+            self._finish(sequence)
+        other_ms = 1000 * (time.perf_counter() - began) - device_ms
+        for sequence in sequences:
+            sequence.stats.verify_ms += device_ms / len(sequences)
+            sequence.stats.other_ms += other_ms / len(sequences)
+        return progress
+
+    def launch(self, work: list[Work], began: float) -> _Launched | None:
+        """Plan, draft, and run the pass."""
         plans = {w.sequence: self._plan(w) for w in work}
         work = self.scheduler.reserve(work, {w.sequence: self._rows(w, plans[w.sequence]) for w in work})
         if not work:
@@ -110,6 +137,7 @@ class Engine:
     def collect(self, launched: _Launched) -> list[Progress]:
         """Verify, commit and emit what a pass gave."""
         progress, outcomes = [], []
+        chosen = self._chosen(launched)
         row = logits_row = 0
         for work in launched.work:
             sequence, lead = work.sequence, len(work.pending)
@@ -121,7 +149,7 @@ class Engine:
                 continue
             logits = launched.output.logits[logits_row : logits_row + len(tree)]
             logits_row += len(tree)
-            target = TreeDistributions(sequence.sampler, tree, logits)
+            target = TreeDistributions(sequence.sampler, tree, logits, chosen.get(sequence))
             verdict = self.verifier(tree, target)
             scouted = {node: target.choose(node) for node in tree.last_scouts()}
             taps = self._commit(sequence, lead, verdict.nodes, launched, rows)
@@ -137,6 +165,14 @@ class Engine:
             self._finish(item.sequence)
         self._charge(launched, progress, verified)
         return progress
+
+    def _chosen(self, launched: _Launched) -> dict[Sequence, list[int] | None]:
+        """The target's choices at all nodes, made on a GPU and fetched in one go; made lazily everywhere else."""
+        if self.model.device == "cpu" or self.verifier.uses_draws or not launched.trees:
+            return {}
+        trees = [(w.sequence, launched.trees[w.sequence]) for w in launched.work if w.sequence in launched.trees]
+        chosen = choose_trees([s.sampler for s, _ in trees], [tree for _, tree in trees], launched.output.logits)
+        return {sequence: choices for (sequence, _), choices in zip(trees, chosen, strict=True)}
 
     def _commit(
         self, sequence: Sequence, lead: int, nodes: list[int], launched: _Launched, rows: slice

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from slipstream.attention import BlockAttention, Segment
+from slipstream.attention import Attention, PagedAttention, Segment, Tiles, attention_over, paged_available
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.models.checkpoint import Checkpoint
@@ -42,6 +42,17 @@ class Layer:
     window: int | None
 
 
+class PlacedRows(Protocol):
+    """The rows of a pass as the layers see them: which position each has, and where its K/V go."""
+
+    positions: torch.Tensor  # int64 [rows]
+    highest: int  # no position is above it
+
+    def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
+        """Put k and v [2, kv heads, rows, size] into one layer."""
+        ...
+
+
 class Decoder(Model):
     """A decoder-only transformer with rotary positions, RMS norms and gated MLPs, dense or a mixture of experts."""
 
@@ -61,6 +72,7 @@ class Decoder(Model):
         scale = self.config.embed_scale
         self._embed_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         self.fingerprint = str(self._marks)
+        self._paged = paged_available(device)
 
     def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         weight = checkpoint.weight(name)
@@ -125,14 +137,32 @@ class Decoder(Model):
         """Run all rows of all segments through the layers (all of them by default), writing K/V into `store`."""
         config = self.config
         rows = Rows(segments, self.device)
-        attention = BlockAttention(
+        attention = attention_over(
             segments, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap
         )
-        turns = [self._turns(rope, rows) for rope in self._ropes]
-        data = cache.layers(store)
-        tapped: dict[int, torch.Tensor] = {}
         x, done = self._enter(cache, store, segments, rows)
-        for index in range(done, config.layers) if layers is None else layers:
+        entered = {done - 1: x.clone()} if done - 1 in taps else {}
+        which = range(done, config.layers) if layers is None else layers
+        tapped = entered | self.run_(x, rows, attention, cache.layers(store), which, taps)
+        wanted = x if rows.wanted is None else x[rows.wanted]
+        return PassOutput(self.head(wanted), x, tapped)
+
+    def run_(
+        self,
+        x: torch.Tensor,
+        rows: PlacedRows,
+        attention: Attention,
+        data: Sequence[LayerStore],
+        layers: Sequence[int],
+        taps: Sequence[int] = (),
+    ) -> dict[int, torch.Tensor]:
+        """Run hidden states [rows, width] through layers, in place; returns copies of the tapped ones.
+
+        Tensors alone: with a capturing attention, and where `captures` says so, nothing is asked of the host.
+        """
+        turns = [self._turns(rope, rows) for rope in self._ropes]
+        tapped: dict[int, torch.Tensor] = {}
+        for index in layers:
             layer = self.layers[index]
             qkv, kv = self._qkv(layer, x, turns[layer.rope])
             rows.write(data[index], kv)
@@ -141,8 +171,19 @@ class Decoder(Model):
             x.add_(layer.mlp(self._scaled(x)))
             if index in taps:
                 tapped[index] = x.clone()
-        wanted = x if rows.wanted is None else x[rows.wanted]
-        return PassOutput(self.head(wanted), x, tapped)
+        return tapped
+
+    @property
+    def captures(self) -> bool:
+        """Whether `run_` can be recorded as a graph: experts are chosen by the host, and so is what blocks are read."""
+        return self._paged and self.config.experts == 0
+
+    def attention_over(self, tiles: Tiles) -> Attention:
+        """Attention for rows that were laid out before, in buffers that stay where they are."""
+        config = self.config
+        return PagedAttention(
+            (), config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap, tiles
+        )
 
     def _enter(
         self, cache: PagedCache, store: str, segments: Sequence[Segment], rows: Rows
@@ -177,7 +218,7 @@ class Decoder(Model):
         kv = qkv.as_strided((2, kv_heads, rows, size), (kv_heads * size, size, width, 1), heads * size)
         return qkv, kv
 
-    def _turns(self, rope: RopeTable, rows: Rows) -> torch.Tensor:
+    def _turns(self, rope: RopeTable, rows: PlacedRows) -> torch.Tensor:
         """The rotations of the rows' q and k, and none of v, as complex numbers: [rows, width of qkv / 2]."""
         config = self.config
         turns = rope.at(rows.positions, rows.highest).repeat(1, config.heads + config.kv_heads)

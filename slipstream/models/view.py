@@ -10,6 +10,7 @@ from slipstream.attention import Segment
 from slipstream.cache import PagedCache
 from slipstream.models.config import ModelConfig
 from slipstream.models.model import Model, PassOutput
+from slipstream.models.unfold import PlainLayer, plain_layer
 from slipstream.sequence import TARGET
 from slipstream.text import Tokenizer
 
@@ -60,6 +61,10 @@ class TargetView:
     def norm_weight(self) -> torch.Tensor:
         """The weight of the final norm, [width]."""
         return self._model.norm_weight
+
+    def layer(self, index: int) -> PlainLayer | None:
+        """The matrices of one layer, for a draft that begins as a copy; None where a layer has more than those."""
+        return plain_layer(self._model, index)
 
     def run(self, segments: Sequence[Segment], layers: Sequence[int]) -> PassOutput:
         """A draft pass over some of the target's layers.

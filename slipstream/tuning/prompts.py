@@ -1,8 +1,8 @@
 """Prompts from a file, and what a model makes of them.
 
-A `.txt` file has one prompt a line. In a `.jsonl` file a line is an object with `prompt` or `question` (a text),
-`turns` (the first one is asked; the others would need an answer before them) or `messages` (asked up to the last one of
-the user).
+A `.txt` file has one prompt a line. In a `.jsonl` file a line is an object with `prompt`, `question` or `text` (a
+text), `instruction` (a text, with what is in `input` below it), `turns` (one after the other, each when the one before
+is answered) or `messages` (asked up to the last one of the user).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream.errors import CorruptFile, OptionError, PromptError
 from slipstream.text import Tokenizer
@@ -20,13 +20,25 @@ Conversation = list[dict[str, str]]
 _SUFFIXES = (".jsonl", ".txt")
 
 
+class Dialogue(NamedTuple):
+    """What a line asks: a conversation that ends with the user, and what the user says after each answer."""
+
+    asked: Conversation
+    later: tuple[str, ...] = ()
+
+
 def question(text: str) -> Conversation:
     """A lone message of a user."""
     return [{"role": "user", "content": text}]
 
 
 def read_prompts(path: Path) -> list[Conversation]:
-    """The conversations of a file; whatever is wrong with a line is told with its number."""
+    """What is asked first in each line of a file."""
+    return [dialogue.asked for dialogue in read_dialogues(path)]
+
+
+def read_dialogues(path: Path) -> list[Dialogue]:
+    """The lines of a file; whatever is wrong with one is told with its number."""
     if path.suffix not in _SUFFIXES:
         raise OptionError(f"{str(path)!r} is no file of prompts", hint=f"valid: {', '.join(_SUFFIXES)}")
     try:
@@ -39,47 +51,64 @@ def read_prompts(path: Path) -> list[Conversation]:
     if not numbered:
         raise PromptError(f"{str(path)!r} has no prompts")
     if path.suffix == ".txt":
-        return [question(line) for _, line in numbered]
-    return [_conversation(f"{str(path)!r} line {number}", line) for number, line in numbered]
+        return [Dialogue(question(line)) for _, line in numbered]
+    return [_dialogue(f"{str(path)!r} line {number}", line) for number, line in numbered]
 
 
-def _conversation(place: str, line: str) -> Conversation:
+def _dialogue(place: str, line: str) -> Dialogue:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CorruptFile(f"{place} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        what = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise CorruptFile(f"{place} is not JSON: {what}") from None
     for name, read in _FIELDS.items():
         if isinstance(entry, Mapping) and name in entry:
-            found = read(entry[name])
+            found = read(entry[name], entry)
             if found is None:
                 raise CorruptFile(f"{place}: there is no prompt in {name!r}")
             return found
     raise CorruptFile(f"{place} has no prompt", hint=f"one of {', '.join(_FIELDS)} is needed")
 
 
-def _text(value: Any) -> Conversation | None:
-    return question(value) if isinstance(value, str) and value.strip() else None
+Entry = Mapping[str, Any]
 
 
-def _turns(value: Any) -> Conversation | None:
-    return _text(value[0]) if isinstance(value, list) and value else None
+def _text(value: Any, entry: Entry) -> Dialogue | None:
+    return Dialogue(question(value)) if isinstance(value, str) and value.strip() else None
 
 
-def _messages(value: Any) -> Conversation | None:
+def _instruction(value: Any, entry: Entry) -> Dialogue | None:
+    below = entry.get("input")
+    if isinstance(value, str) and isinstance(below, str) and below.strip():
+        value = f"{value}\n\n{below}"
+    return _text(value, entry)
+
+
+def _turns(value: Any, entry: Entry) -> Dialogue | None:
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(isinstance(turn, str) and turn.strip() for turn in value):
+        return None
+    return Dialogue(question(value[0]), tuple(value[1:]))
+
+
+def _messages(value: Any, entry: Entry) -> Dialogue | None:
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
         return None
     messages = [{"role": message.get("role"), "content": message.get("content")} for message in value]
     while messages and messages[-1]["role"] != "user":
         messages.pop()
     whole = all(isinstance(part, str) for message in messages for part in message.values())
-    return messages if messages and whole else None
+    return Dialogue(messages) if messages and whole else None
 
 
-_FIELDS: dict[str, Callable[[Any], Conversation | None]] = {
+_FIELDS: dict[str, Callable[[Any, Entry], Dialogue | None]] = {
     "prompt": _text,
     "question": _text,
+    "instruction": _instruction,
     "turns": _turns,
     "messages": _messages,
+    "text": _text,
 }
 
 

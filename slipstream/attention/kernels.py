@@ -1,0 +1,177 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The Triton kernels of `paged.py`. Importing this file imports triton, so only `paged.py` does, and only on a GPU."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from slipstream.attention import tiles as facts
+
+# Kernels see constants of other files only in this form.
+ROW, COUNT, TABLE = tl.constexpr(facts.ROW), tl.constexpr(facts.COUNT), tl.constexpr(facts.TABLE)
+SLOT, COMMITTED = tl.constexpr(facts.SLOT), tl.constexpr(facts.COMMITTED)
+STOP, OPEN = tl.constexpr(facts.STOP), tl.constexpr(facts.OPEN)
+
+
+@triton.jit
+def _field(fields, which, tiles, tile):
+    """One fact about a tile; `fields` is [facts, tiles]."""
+    return tl.load(fields + which * tiles + tile)
+
+
+@triton.jit
+def _capped(scores, cap):
+    """cap * tanh(scores), tanh by an exponential that may overflow: 2 / inf is 0."""
+    return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
+
+
+@triton.jit(do_not_specialize=["tiles", "width", "words", "window", "rows"])
+def attend(
+    q,  # [rows, q_stride]: the query heads of a row stand first
+    keys,  # [pages, kv heads, PAGE, SIZE]
+    values,
+    out,  # [rows, heads, SIZE]; used where there is one split
+    parts,  # float32 [SPLITS, rows, heads, SIZE]: weighted values of each split, not yet divided
+    marks,  # float32 [2, SPLITS, rows, heads]: peaks and weights of each split
+    fields,  # int32 [facts, tiles]
+    tables,  # int32 [tables, width]: page numbers
+    positions,  # int32 [rows]: absolute positions; read for tiles of trees only
+    open_positions,  # int32: absolute positions of the open columns, tree after tree
+    bits,  # int32 [rows, words]: which open columns a row sees, 32 to a word
+    tiles,
+    rows,
+    q_stride,
+    width,
+    words,
+    window,  # how far back a query looks; WINDOWED says whether it counts
+    cap,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of one KV head
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,  # SIZE rounded up to a power of two
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # queries of a tile: GROUP for each of its rows, filled up
+    BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE
+    SPLITS: tl.constexpr,
+    TREES: tl.constexpr,  # whether any tile has rows of a tree
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A tile of one sequence's rows, for the query heads of one KV head, over one share of the sequence's columns."""
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = _field(fields, ROW, tiles, tile)
+    count = _field(fields, COUNT, tiles, tile)
+    table = _field(fields, TABLE, tiles, tile)
+    slot = _field(fields, SLOT, tiles, tile)
+
+    queries = tl.arange(0, BLOCK_M)
+    mine = queries // GROUP  # the row of a query, inside the tile
+    live = mine < count
+    lane = head * GROUP + queries % GROUP
+    dims = tl.arange(0, PADDED)
+    inside = dims < SIZE
+    at = (row + mine).to(tl.int64)
+    q_block = tl.load(
+        q + at[:, None] * q_stride + lane[:, None] * SIZE + dims[None, :],
+        mask=live[:, None] & inside[None, :],
+        other=0.0,
+    )
+
+    # Rows of a chain stand at the slot of their position, and see every column up to their own.
+    own = slot + mine
+    position = own
+    stop = slot + count
+    committed = 0
+    opened = -1
+    if TREES:
+        committed = _field(fields, COMMITTED, tiles, tile)
+        opened = _field(fields, OPEN, tiles, tile)
+        if opened >= 0:
+            stop = _field(fields, STOP, tiles, tile)
+        position = tl.load(positions + row + mine, mask=live & (opened >= 0), other=0)
+        position = tl.where(opened >= 0, position, own)
+
+    first = 0
+    if WINDOWED:
+        lowest = tl.min(tl.where(live, position, 2147483647), 0)
+        first = tl.maximum(lowest - window + 1, 0) // BLOCK_N
+    share = tl.cdiv(tl.cdiv(stop, BLOCK_N) - first, SPLITS)
+    begin = first + split * share
+    end = tl.minimum(begin + share, tl.cdiv(stop, BLOCK_N))
+
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    total = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    for block in range(begin, end):
+        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = columns < stop
+        page = tl.load(tables + table * width + block * BLOCK_N // PAGE).to(tl.int64)
+        lines = (page * KV_HEADS + head) * PAGE * SIZE + (columns % PAGE) * SIZE
+        k_block = tl.load(
+            keys + lines[None, :] + dims[:, None], mask=there[None, :] & inside[:, None], other=0.0
+        )  # [PADDED, BLOCK_N]
+        scores = tl.dot(q_block, k_block, input_precision=PRECISION)
+        if CAPPED:
+            scores = _capped(scores, cap)
+        seen = columns[None, :] <= own[:, None]
+        place = columns
+        if TREES:
+            behind = columns - committed  # the number of an open column
+            among = (opened >= 0) & there & (behind >= 0)
+            word = tl.load(
+                bits + at[:, None] * words + (behind >> 5)[None, :], mask=live[:, None] & among[None, :], other=0
+            )
+            marked = ((word >> (behind & 31)[None, :]) & 1) != 0
+            in_tree = ((behind < 0)[None, :] | marked) & there[None, :]
+            seen = tl.where(opened >= 0, in_tree, seen)
+            if WINDOWED:
+                place = tl.where(among, tl.load(open_positions + opened + behind, mask=among, other=0), columns)
+        if WINDOWED:
+            seen = seen & (place[None, :] > position[:, None] - window)
+        scores = tl.where(seen & live[:, None], scores, float("-inf"))
+
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+        shares = tl.exp(scores - level[:, None])
+        kept = tl.exp(peak - level)
+        v_block = tl.load(
+            values + lines[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )  # [BLOCK_N, PADDED]
+        weight = weight * kept + tl.sum(shares, 1)
+        total = total * kept[:, None] + tl.dot(shares.to(v_block.dtype), v_block, input_precision=PRECISION)
+        peak = higher
+
+    heads = KV_HEADS * GROUP
+    line = at * heads + lane
+    if SPLITS == 1:
+        result = total / tl.where(live, weight, 1.0)[:, None]
+        tl.store(
+            out + line[:, None] * SIZE + dims[None, :],
+            result.to(out.dtype.element_ty),
+            mask=live[:, None] & inside[None, :],
+        )
+    else:
+        line += split * rows.to(tl.int64) * heads
+        tl.store(marks + line, peak, mask=live)
+        tl.store(marks + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
+        if begin < end:
+            tl.store(parts + line[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["lines"])
+def combine(parts, marks, out, lines, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr):
+    """One row and head: its splits put together. `lines` is rows * heads; the arrays are those of `attend`."""
+    line = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, PADDED)
+    inside = dims < SIZE
+    at = splits * lines.to(tl.int64) + line
+    peaks = tl.load(marks + at)
+    weights = tl.load(marks + SPLITS * lines.to(tl.int64) + at)
+    seen = weights > 0.0  # a split without columns has left its part unwritten
+    factors = tl.where(seen, tl.exp(peaks - tl.max(peaks, 0)), 0.0)
+    block = tl.load(parts + at[:, None] * SIZE + dims[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
+    result = tl.sum(block * factors[:, None], 0) / tl.sum(weights * factors, 0)
+    tl.store(out + line * SIZE + dims, result.to(out.dtype.element_ty), mask=inside)

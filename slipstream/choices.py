@@ -1,0 +1,96 @@
+"""The target's choices for many rows of logits at once, on the device that has them.
+
+`Sampler.choose` answers for one node when it is asked, which is right where the host computes: a verifier visits few
+nodes of a tree. On a GPU every question is a wait. So the rows of all *simple* samplers (greedy, or a temperature and
+nothing else) are answered together, by the same noise, bit for bit, and copied to the host once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+
+from slipstream import noise
+from slipstream.sampling import Sampler, warmed
+from slipstream.tree import TokenTree
+from slipstream.types import GREEDY_TEMPERATURE
+
+_SLICE = 64  # rows whose noise is made at a time: it is float64 over a whole vocabulary
+
+
+def choose_rows(
+    logits: torch.Tensor, stems: torch.Tensor, positions: torch.Tensor, temperatures: torch.Tensor, *, sampled: bool
+) -> torch.Tensor:
+    """The choice after each row, int64 [rows]: what `Sampler.choose` gives for a simple sampler.
+
+    logits [rows, vocab]; stems int64 [2, rows], of the samplers (`noise.halves`); positions int64 [rows], absolute, of
+    the tokens that are chosen; temperatures float32 [rows]. `sampled`: whether any row is not greedy. Nothing is asked
+    of the host, so that it can be captured.
+    """
+    if not sampled:
+        return logits.argmax(dim=-1)
+    keys = noise.fold(noise.fold(stems, positions), noise.MATCH)
+    if logits.is_cuda and _has_triton():
+        from slipstream.choice_kernels import draw
+
+        return draw(logits, keys, temperatures)
+    return _draw(logits, keys, temperatures)
+
+
+def _draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """The choice after each row; keys int64 [2, rows], of this very position."""
+    greedy = temperatures < GREEDY_TEMPERATURE
+    divisors = torch.where(greedy, 1.0, temperatures)[:, None]
+    drawn = [
+        noise.gumbel_rows(keys[:, first : first + _SLICE], logits.shape[1])
+        .add_(warmed(logits[first : first + _SLICE], divisors[first : first + _SLICE]))
+        .argmax(dim=-1)
+        for first in range(0, len(logits), _SLICE)
+    ]
+    return torch.where(greedy, logits.argmax(dim=-1), torch.cat(drawn))
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def choose_trees(
+    samplers: Sequence[Sampler], trees: Sequence[TokenTree], logits: torch.Tensor
+) -> list[list[int] | None]:
+    """For each tree the choices after all its nodes, or None where the sampler is not simple.
+
+    logits [nodes of all trees, vocab], tree after tree.
+    """
+    rows: list[int] = []
+    stems: list[int] = []
+    positions: list[int] = []
+    temperatures: list[float] = []
+    start = 0
+    for sampler, tree in zip(samplers, trees, strict=True):
+        nodes = len(tree)
+        if sampler.simple:
+            rows.extend(range(start, start + nodes))
+            stems.extend([sampler.stem] * nodes)
+            positions.extend(sampler.position + depth for depth in tree.depths)
+            temperatures.extend([sampler.params.temperature] * nodes)
+        start += nodes
+    device = logits.device
+    chosen = iter(())
+    if rows:
+        chosen = iter(
+            choose_rows(
+                logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=device)],
+                noise.halves(stems).to(device),
+                torch.tensor(positions, device=device),
+                torch.tensor(temperatures, dtype=torch.float32, device=device),
+                sampled=max(temperatures) >= GREEDY_TEMPERATURE,
+            ).tolist()
+        )
+    return [
+        [next(chosen) for _ in range(len(tree))] if sampler.simple else None
+        for sampler, tree in zip(samplers, trees, strict=True)
+    ]

@@ -1,0 +1,282 @@
+"""`slipstream synth`: conversations to train drafters on, written by the target itself."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from slipstream.commands.opening import fetch_models
+from slipstream.commands.options import Described
+from slipstream.commands.terminal import mebibytes, note, passing, say
+from slipstream.errors import OptionError
+from slipstream.models.builtin import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
+    from slipstream.models.adapter_checkpoint import AdapterCheckpoint
+    from slipstream.models.checkpoint import Checkpoint
+    from slipstream.text import Tokenizer
+    from slipstream.train.conversation import Author
+    from slipstream.train.data import ChatWriter
+    from slipstream.train.synth import Room, Status
+    from slipstream.tuning.prompts import Dialogue
+
+_COUNT = 20_000
+_SHOW_EVERY = 0.2  # seconds between two drawings of the progress
+
+
+def synth(
+    output: Annotated[str, Described("directory to make, or to go on with", ("--output", "-o"), "DIR")],
+    model: Annotated[
+        str, Described("the target: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
+    ] = DEFAULT_MODEL,
+    count: Annotated[
+        int | None,
+        Described(f"conversations to write (default: {_COUNT:,}, or all of --prompts)", ("-n", "--count"), "COUNT"),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        Described(
+            "answer these and write no user turns: .txt with a prompt a line, or .jsonl with prompt, question, "
+            "instruction (and input), turns, messages or text",
+            metavar="FILE",
+        ),
+    ] = None,
+    max_tokens: Annotated[int, Described("longest answer in tokens")] = 320,
+    seed: Annotated[int, Described("another seed, other conversations")] = 0,
+    at_once: Annotated[
+        int | None, Described("conversations under way together (default: 1024 on a GPU, 32 on a CPU)")
+    ] = None,
+    dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
+    device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
+    threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
+) -> None:
+    """Let a model write conversations to train drafters on; the same command goes on with what was interrupted."""
+    for name, value in (("n", count), ("max_tokens", max_tokens), ("at_once", at_once), ("threads", threads)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value} is out of range", hint="valid: 1 or more")
+    if not 0 <= seed < 2**63:
+        raise OptionError(f"seed={seed} is out of range", hint="valid: 0 to 2**63 - 1")
+    directory = Path(output).expanduser()
+    with passing("loading torch ..."):
+        import torch
+
+        from slipstream.models.loader import open_model
+        from slipstream.tuning.prompts import read_dialogues
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dialogues = None if prompts is None else read_dialogues(Path(prompts).expanduser())
+    count = _settled_count(count, prompts, dialogues)
+    _fetch(model)
+    with passing(f"opening {model} ..."):
+        checkpoint = open_model(model)
+        author, tokenizer = _author(checkpoint, seed, max_tokens, dialogues)
+        room, chosen = _room(checkpoint, author, at_once, count, dtype, device)
+    _require_disk(directory, count * _most_bytes(checkpoint.config.vocab_size, author))
+    arguments = {"seed": seed, "max_tokens": max_tokens, "dtype": chosen, "prompts": _provenance(prompts)}
+    with _writing(directory):
+        _require_writable(directory)
+    llm = _load(model, dtype, device, room)
+    with _writing(directory), _writer(directory, llm, tokenizer, model, arguments, prompts) as writer:
+        _work(llm, author, writer, room, count, directory)
+    _report(directory, writer)
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """A directory or a disk that does not take the data is told in one line."""
+    try:
+        yield
+    except BrokenPipeError:  # somebody does not listen any more: another matter
+        raise
+    except OSError as error:
+        raise OptionError(f"cannot write {str(directory)!r}: {error.strerror or error}") from error
+
+
+def _settled_count(count: int | None, prompts: str | None, dialogues: list[Dialogue] | None) -> int:
+    if dialogues is None:
+        return _COUNT if count is None else count
+    if count is not None and count > len(dialogues):
+        raise OptionError(f"{prompts!r} has {len(dialogues)} prompts, not {count}", hint="each is answered once")
+    return len(dialogues) if count is None else count
+
+
+def _fetch(model: str) -> None:
+    from slipstream.drafters import DrafterSpec
+
+    fetch_models(model, DrafterSpec("none"))
+
+
+def _author(
+    checkpoint: Checkpoint | AdapterCheckpoint, seed: int, max_tokens: int, dialogues: list[Dialogue] | None
+) -> tuple[Author, Tokenizer]:
+    from slipstream.train.conversation import Author
+
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer()
+    if tokenizer is None:
+        raise OptionError(f"{checkpoint.name} has no tokenizer, so it cannot write")
+    ends = frozenset((*config.eos_ids, *tokenizer.eos_ids))
+    author = Author(tokenizer, ends, seed=seed, max_tokens=max_tokens, context=config.context, dialogues=dialogues)
+    return author, tokenizer
+
+
+def _room(
+    checkpoint: Checkpoint | AdapterCheckpoint, author: Author, at_once: int | None, count: int, dtype: str, device: str
+) -> tuple[Room, str]:
+    """How much runs together, and the name of the dtype that `auto` stands for."""
+    from slipstream.models.load import choose_device, choose_dtype, require_memory, weight_bytes
+    from slipstream.models.memory import available_bytes
+    from slipstream.train.synth import AT_ONCE, find_room
+
+    device = choose_device(device)
+    kind = choose_dtype(dtype, device)
+    require_memory(checkpoint.name, checkpoint.config, kind, device)
+    free = available_bytes(device) - weight_bytes(checkpoint.config, kind)
+    wanted = at_once or AT_ONCE["cuda" if device.startswith("cuda") else "cpu"]
+    room = find_room(checkpoint.config, kind.itemsize, free, author.longest, min(wanted, count))
+    if at_once is not None and room.at_once < min(at_once, count):
+        note(f"memory for {room.at_once} conversations at once, not {at_once}")
+    return room, str(kind).removeprefix("torch.")
+
+
+def _most_bytes(vocab_size: int, author: Author) -> int:
+    """Of one conversation on disk."""
+    from slipstream.train.data_files import INDEX, token_bytes
+
+    return author.longest * token_bytes(vocab_size) + INDEX.itemsize
+
+
+def _require_disk(directory: Path, needed: int) -> None:
+    there = next(folder for folder in (directory, *directory.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise OptionError(
+            f"{str(directory)!r} may need {mebibytes(needed)}, and {mebibytes(free)} are free",
+            hint="a smaller -n or --max-tokens, or another disk",
+        )
+
+
+def _require_writable(directory: Path) -> None:
+    """Find out before anybody has waited for the model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    probe = directory / "data.json.partial"
+    probe.touch()
+    probe.unlink()
+
+
+def _provenance(prompts: str | None) -> dict[str, str] | None:
+    if prompts is None:
+        return None
+    path = Path(prompts).expanduser()
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def _load(model: str, dtype: str, device: str, room: Room) -> LLM:
+    from slipstream.llm import LLM
+
+    with passing(f"loading {model} ..."):
+        return LLM(
+            model,
+            speculate="none",
+            dtype=dtype,
+            device=device,
+            max_model_len=room.max_model_len,
+            max_num_seqs=room.at_once,
+            cache_tokens=room.cache_tokens,
+        )
+
+
+def _writer(
+    directory: Path, llm: LLM, tokenizer: Tokenizer, model: str, arguments: dict[str, Any], prompts: str | None
+) -> ChatWriter:
+    from slipstream.drafters.corpus import fingerprint
+    from slipstream.train.data import ChatWriter
+    from slipstream.train.openings import NAMES
+
+    return ChatWriter(
+        directory,
+        fingerprint=llm.model.fingerprint,
+        vocab_size=llm.model.config.vocab_size,
+        tokenizer=fingerprint(tokenizer, len(tokenizer)),
+        model=model,
+        arguments=arguments,
+        sources=NAMES if prompts is None else [Path(prompts).name],
+    )
+
+
+def _work(llm: LLM, author: Author, writer: ChatWriter, room: Room, count: int, directory: Path) -> None:
+    from slipstream.train.synth import Synthesis, measure_speed
+
+    left = count - writer.items
+    if left <= 0:
+        note(f"{directory} has its {writer.items:,} conversations already", "bold")
+    else:
+        if writer.items:
+            note(f"{directory} has {writer.items:,} of {count:,} conversations: going on", "bold")
+        with passing("measuring the speed ..."):
+            speed = measure_speed(llm, author, room.at_once)
+        size = mebibytes(left * _most_bytes(llm.model.config.vocab_size, author))
+        longest = _span(left * author.most_written / speed)
+        together = f"{room.at_once:,} conversations at once, {speed:,.0f} tokens a second"
+        note(f"{left:,} conversations: at most about {size} and {longest} ({together}); most answers are shorter")
+        try:
+            with _Meter(count, writer.items) as meter:
+                Synthesis(llm, author, writer, room.at_once).run(count, meter)
+        except KeyboardInterrupt:
+            note(f"stopped: {writer.items:,} of {count:,} are kept, and the same command goes on from there")
+            raise
+
+
+class _Meter:
+    """A line on stderr that tells how far the work is, where somebody looks."""
+
+    def __init__(self, count: int, before: int) -> None:
+        self._count, self._before = count, before
+        self._began = time.monotonic()
+        self._next = self._began if sys.stderr.isatty() else float("inf")
+
+    def __enter__(self) -> _Meter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def __call__(self, status: Status) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next, gone = now + _SHOW_EVERY, now - self._began
+        fresh = status.items - self._before
+        left = _span(gone / fresh * (self._count - status.items))
+        speed = f"{status.written / max(gone, 1e-9):,.0f} tokens a second"
+        line = f"  {status.items:,} of {self._count:,}, {speed}, {status.dropped:,} dropped, about {left} left"
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{line[:width]}", end="", file=sys.stderr, flush=True)
+
+
+def _span(seconds: float) -> str:
+    """4000 -> '1 h 7 min'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{rest} s"
+
+
+def _report(directory: Path, writer: ChatWriter) -> None:
+    counts = writer.counts
+    size = sum(file.stat().st_size for file in directory.iterdir())
+    say(
+        f"{directory}: {counts['kept']:,} of {counts['items']:,} conversations, {counts['tokens']:,} tokens "
+        f"({counts['answer_tokens']:,} of answers), {mebibytes(size)}"
+    )
+    if counts["dropped"]:
+        reasons = sorted(counts["dropped"].items(), key=lambda pair: -pair[1])
+        say("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons))
+    if counts["cut"]:
+        say(f"cut where they began to repeat themselves: {counts['cut']:,}")

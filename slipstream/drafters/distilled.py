@@ -1,0 +1,169 @@
+"""`draft_model` without a model: a small one that was distilled from the target and borrows what it can of it.
+
+A few layers of the target's width between the target's own embedding and rows of its own output matrix. Nothing of the
+target's passes is read, so it can draft before the target has seen a prompt and behind guesses of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from slipstream.attention import Segment
+from slipstream.drafters.base import Drafter
+from slipstream.drafters.draft_model import DraftModelDrafter
+from slipstream.drafters.head import Frame, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.head_layer import HeadLayer
+from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.keeping import KeepingDrafter
+from slipstream.drafters.layer_stack import StackHead
+from slipstream.drafters.learned import LearnedOptions
+from slipstream.drafters.levels import Growth
+from slipstream.models.unfold import PlainLayer
+
+_SPAN = 16  # tokens that the student writes itself in a text of a lesson on its own policy
+_LEAST = 1e-8  # the least probability of the target that reverse KL tells from 0
+
+
+def _reverse(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """KL of the student's distribution against the target's, up to a constant: keeps off what the target never says."""
+    own = torch.log_softmax(logits.float(), -1)
+    return (own.exp() * (own - probabilities.float().clamp_min(_LEAST).log())).sum(-1)
+
+
+def _variation(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    """Total variation distance: how often rejection sampling refuses the student's token."""
+    return 1.0 - torch.minimum(torch.softmax(logits.float(), -1), probabilities.float()).sum(-1)
+
+
+_LOSSES = {"forward": distance, "reverse": _reverse, "variation": _variation}  # [rows, draft tokens] twice -> [rows]
+
+
+@dataclass(frozen=True)
+class DistilledSettings(HeadSettings):
+    """`layers`: how many; the first half of them begins as the target's first, the rest as its last. `mlp`: width of
+    their MLPs (0: the target's). `loss`: `forward` or `reverse` KL, or total `variation`. `on_policy`: the part of the
+    lessons in which the student writes a span of each text itself and learns what the target says behind that.
+    """
+
+    layers: int = 2
+    mlp: int = 0
+    loss: str = "forward"
+    on_policy: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.layers >= 1, "layers", "1 or more")
+        self.require(self.mlp >= 0, "mlp", "0 or more")
+        self.require(self.loss in _LOSSES, "loss", ", ".join(_LOSSES))
+        self.require(0.0 <= self.on_policy <= 1.0, "on_policy", "0 to 1")
+
+
+@dataclass(frozen=True)
+class DistilledOptions(LearnedOptions):
+    """`model`: path, hub id or built-in name of a model of the target's vocabulary (then `depth` is 4 unless given);
+    without one, the draft that was distilled from this target, or that of `checkpoint`. `nodes`: 0 for as many as a
+    chain has levels, or as suit a tree. `draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read
+    q); `auto` samples where the verifier reads q and the request does.
+    """
+
+    depth: int = 5
+    branch: int = 1
+    model: str = ""
+
+
+class DistilledHead(StackHead):
+    """The student."""
+
+    taps = ()
+
+    def __init__(self, settings: DistilledSettings, frame: Frame) -> None:
+        super().__init__(frame, settings.layers, settings.mlp)
+        self.settings = settings
+        first, last = settings.layers - settings.layers // 2, settings.layers // 2
+        count = frame.config.layers
+        begun = [*range(min(first, count)), *range(max(0, count - last), count)]
+        for layer, index in zip(self.stack.layers, begun, strict=False):  # a target may have fewer layers
+            source = frame.layer(index)
+            if source is not None and isinstance(layer, HeadLayer):
+                _begin(layer, source)
+
+    def judged(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the output rows read behind each token of whole texts: [batch, length] -> [batch, length, width]."""
+        read: torch.Tensor = self.stack(self.frame.embed(tokens))
+        return read
+
+    def losses(self, lesson: Lesson) -> Losses:
+        share = self.settings.on_policy
+        if share > 0.0 and float(torch.rand(())) < share:
+            lesson = self._on_policy(lesson)
+        logits = self.logits(self.judged(lesson.tokens)[lesson.learn])
+        rows = max(1, len(logits))
+        total = _LOSSES[self.settings.loss](logits, lesson.probabilities[lesson.learn]).sum() / rows
+        return Losses(total, hits(logits, lesson.best[lesson.learn])[None].detach())
+
+    @torch.no_grad()
+    def _on_policy(self, lesson: Lesson) -> Lesson:
+        """The lesson with a span of each text, from a random place on, written by the student and judged anew."""
+        assert lesson.reread is not None
+        tokens, learn = lesson.tokens.clone(), lesson.learn
+        batch, length = tokens.shape
+        texts = torch.arange(batch, device=tokens.device)
+        vocab = self.frame.vocab.to(tokens.device)
+        # The row behind which the student begins. A text without a row to learn from has to begin somewhere, too.
+        start = torch.multinomial((learn | ~learn.any(1, keepdim=True)).float(), 1)[:, 0]
+        for step in range(_SPAN):
+            rows = (start + step).clamp(max=length - 1)
+            own = learn[texts, rows] & (start + step < length)
+            if not own.any():
+                break
+            hidden = self.judged(tokens[:, : int(rows.max()) + 1])[texts, rows]
+            drawn = torch.multinomial(torch.softmax(self.logits(hidden).float(), -1), 1)[:, 0]
+            tokens[texts[own], rows[own] + 1] = vocab[drawn[own]]
+        behind = torch.arange(length, device=tokens.device)[None] - start[:, None]
+        probabilities = lesson.reread(tokens)
+        return replace(
+            lesson,
+            tokens=tokens,
+            learn=learn & (behind >= 0) & (behind <= _SPAN),
+            probabilities=probabilities,
+            best=probabilities.argmax(-1),
+        )
+
+
+def _begin(layer: HeadLayer, source: PlainLayer) -> None:
+    """Start from a layer of the target, as far as the shapes are the same."""
+    pairs = (
+        (layer.qkv, source.qkv),
+        (layer.out, source.out),
+        (layer.gate_up, source.gate_up),
+        (layer.down, source.down),
+    )
+    with torch.no_grad():
+        for linear, weight in pairs:
+            if linear.weight.shape == weight.shape:
+                linear.weight.copy_(weight)
+
+
+class DistilledDrafter(KeepingDrafter[DistilledOptions]):
+    """Draft with a model that was distilled from the target."""
+
+    name = DraftModelDrafter.name
+    summary = "a smaller model as a chain or a tree: one that was distilled from the target, or any of its vocabulary"
+    helps = "any text, if the draft is 10x cheaper than the target and trained on similar data; not on small targets"
+    cost = "one pass of the draft model per level; its weights and its K/V in memory"
+    needs = "a draft that was distilled from this target (`slipstream train`), or a model of the target's vocabulary"
+    instead = "model=PATH"
+    options_type = DistilledOptions
+    settings_type = DistilledSettings
+    head_type = DistilledHead
+
+    @classmethod
+    def serving(cls, given: Mapping[str, object]) -> type[Drafter[Any]]:
+        return DraftModelDrafter if given.get("model") else cls
+
+    def _entered(self, growths: list[Growth], segments: list[Segment], rows: PagedRows) -> torch.Tensor:
+        return self.target.embed(rows.tokens)

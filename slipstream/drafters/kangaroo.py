@@ -1,0 +1,129 @@
+"""`kangaroo`: the first layers of the target and a small trained layer behind them draft for the whole.
+
+What the first layers write is not what the output rows read; one layer that was trained to stand for all the others
+translates. A node's hidden state is the target's own, in training as in drafting, so the layer learns in one reading of
+a text, its rows stay right when a node is accepted, and verification may begin behind the first layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.attention import Segment
+from slipstream.cache import PagedCache
+from slipstream.drafters.base import Outcome, Wish
+from slipstream.drafters.features import FeatureStore
+from slipstream.drafters.first_layers import REUSE, FirstLayers, require_exit, silent
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.keeping import KeepingDrafter
+from slipstream.drafters.layer_stack import StackHead
+from slipstream.drafters.learned import LearnedOptions
+from slipstream.drafters.levels import Growth
+from slipstream.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class KangarooSettings(HeadSettings):
+    """`exit`: how many layers of the target a draft runs (0: a sixth of them). `mlp`: width of the trained layer's MLP
+    (0: the target's).
+    """
+
+    exit: int = 0
+    mlp: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.exit >= 0, "exit", "1 to the number of layers minus 1, or 0 for a sixth of them")
+        self.require(self.mlp >= 0, "mlp", "0 or more")
+
+
+@dataclass(frozen=True)
+class KangarooOptions(LearnedOptions):
+    """`reuse`: verification begins behind the layers that the draft ran, `auto` where that changes no bit, `yes`
+    always, `no` never. `checkpoint`: a directory that `slipstream train` wrote; without one, the drafter that was
+    trained for this target. `branch`: 1 for a chain, whose rows can always be reused. `draw` is that of `draft_model`.
+    """
+
+    depth: int = 4
+    branch: int = 1
+    reuse: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.reuse in REUSE, "reuse", ", ".join(REUSE))
+
+
+class KangarooHead(StackHead):
+    """One layer on the residual stream of the target's layer `exit - 1`."""
+
+    def __init__(self, settings: KangarooSettings, frame: Frame) -> None:
+        super().__init__(frame, layers=1, mlp=settings.mlp)
+        self.exit = settings.exit or max(1, frame.config.layers // 6)
+        require_exit(KangarooDrafter.name, self.exit, frame.config.layers)
+        self.taps = (self.exit - 1,)
+
+    def losses(self, lesson: Lesson) -> Losses:
+        logits = self.logits(self.stack(lesson.taps[self.exit - 1])[lesson.learn])
+        total = distance(logits, lesson.probabilities[lesson.learn]).sum() / max(1, len(logits))
+        return Losses(total, hits(logits, lesson.best[lesson.learn])[None].detach())
+
+
+class KangarooDrafter(KeepingDrafter[KangarooOptions]):
+    """Draft with the first layers and the trained one."""
+
+    name = "kangaroo"
+    summary = "the first layers of the target and one trained layer that stands for the others"
+    helps = "large targets, on any text; on small ones the first layers are too large a part of a pass"
+    cost = "one pass over the first layers, one more and a reduced head per level"
+    options_type = KangarooOptions
+    settings_type = KangarooSettings
+    head_type = KangarooHead
+
+    def _build(self, head: Head) -> None:
+        super()._build(head)
+        assert isinstance(head, KangarooHead)
+        self._first = FirstLayers(self.target, head.exit, self.options.reuse)
+
+    def attach(self, cache: PagedCache) -> None:
+        super().attach(cache)
+        width, dtype = self.target.config.hidden_size, self.target.dtype
+        self._features = FeatureStore(cache, f"{self.key}.features", self.taps, width, dtype)
+
+    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
+        growths = self._grow(wishes)
+        offers = [self._offer(growth) for growth in growths]
+        self._first.prepare(growths, offers)
+        return offers
+
+    def _ready(self, growth: Growth) -> bool:
+        # While a prompt is being fed, and behind guesses of a drafter above, the target's rows before the root are
+        # missing, in its own layers and in what was tapped of them.
+        root, sequence = growth.root_slot, growth.sequence
+        return growth.plan.drafts and sequence.cached == root and self._features.length(sequence.table) >= root
+
+    def _entered(self, growths: list[Growth], segments: list[Segment], rows: PagedRows) -> torch.Tensor:
+        """Hidden states of the token itself: tapped ones up to the root, then those of a pass over the first layers."""
+        running, fresh = [], []
+        for growth, segment in zip(growths, segments, strict=True):
+            if segment.first_slot + segment.rows > growth.root_slot:
+                running.append(growth)
+                fresh.append(silent(segment if segment.first_slot >= growth.root_slot else growth.segment()))
+        made = iter(self._first.run(running, fresh).hidden.split([s.rows for s in fresh]) if fresh else ())
+        parts = []
+        for growth, segment in zip(growths, segments, strict=True):
+            stop = segment.first_slot + segment.rows
+            if segment.first_slot < growth.root_slot:
+                tapped = min(stop, growth.root_slot)
+                parts.append(self._features.read(segment.table, segment.first_slot, tapped))
+            if stop > growth.root_slot:
+                parts.append(next(made))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        super().observe(outcomes)
+        for outcome in outcomes:
+            self._features.append(outcome)

@@ -1,0 +1,72 @@
+"""Layers one behind the other and the rows that judge what comes out: as they are trained and as they draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.cache import LayerStore
+from slipstream.drafters.head import Frame, Head
+from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head_rows import PagedRows
+from slipstream.models.linear import make_linear
+
+
+class LayerStack(nn.Module):
+    """Layers of the target's width, a norm before each of them and one behind the last."""
+
+    def __init__(self, frame: Frame, layers: int, mlp: int) -> None:
+        super().__init__()
+        config = frame.config
+        self.eps = config.norm_eps
+        self.norms = nn.ParameterList(torch.ones(config.hidden_size) for _ in range(layers))
+        self.layers = nn.ModuleList(HeadLayer(config, config.hidden_size, mlp or None) for _ in range(layers))
+        self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Whole texts [batch, length, width] -> what the output rows read, each row seeing those before it."""
+        positions = torch.arange(x.shape[1], device=x.device)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = layer(self._normed(x, norm), x, positions)
+        return self._normed(x, self.norm)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps)
+
+
+class StackHead(Head):
+    """A head that is a stack of layers and nothing else."""
+
+    def __init__(self, frame: Frame, layers: int, mlp: int) -> None:
+        super().__init__(frame)
+        self.stack = LayerStack(frame, layers, mlp)
+
+
+class PagedStack:
+    """The same stack over the rows of a pass, a layer of a store for each of its layers."""
+
+    def __init__(self, head: StackHead, dtype: torch.dtype, device: str) -> None:
+        def ready(weight: torch.Tensor) -> torch.Tensor:
+            return weight.detach().to(device, dtype)
+
+        stack = head.stack
+        self._eps = stack.eps
+        self._norms = [ready(norm) for norm in stack.norms]
+        self._layers = [PagedHeadLayer(layer, dtype, device) for layer in stack.layers if isinstance(layer, HeadLayer)]
+        self._norm = ready(stack.norm)
+        self._output = make_linear(ready(head.frame.rows))
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __call__(self, x: torch.Tensor, rows: PagedRows, stores: Sequence[LayerStore]) -> torch.Tensor:
+        """[rows, width] -> logits [rows that ask for them, draft tokens]; x is left as it is."""
+        for norm, layer, store in zip(self._norms, self._layers, stores, strict=True):
+            x = layer(self._normed(x, norm), x, rows, store)
+        return self._output(self._normed(rows.wanted(x), self._norm))
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self._eps)

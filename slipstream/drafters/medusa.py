@@ -1,0 +1,271 @@
+"""`medusa`: several small heads on the target's last hidden state, each for one of the coming places.
+
+The hidden state from which the target chose the root says something about the tokens behind the root, too. Head 0
+guesses the first of them, head 1 the second, and so on, all at once and none knowing what the others say. So every
+guess of a depth fits below every guess of the depth before it, and what is left to choose is the shape of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream.drafters.base import Outcome
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
+from slipstream.drafters.levels import Candidates, Growth
+from slipstream.drafters.marginals import best_first
+from slipstream.drafters.static_tree import ASSUMED, RANKS, StaticTree, Tally
+from slipstream.errors import CorruptFile
+from slipstream.models.linear import make_linear
+from slipstream.sequence import Sequence
+from slipstream.tree import TokenTree
+from slipstream.types import Plan
+
+
+@dataclass(frozen=True)
+class MedusaSettings(HeadSettings):
+    """`heads`: how many places behind the root are guessed. `decay`: what a head counts against the one before it.
+    `own_rows`: heads as they were published, with output rows of their own and no second matrix.
+    """
+
+    heads: int = 5
+    decay: float = 0.8
+    own_rows: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.heads >= 1, "heads", "1 or more")
+        self.require(0.0 < self.decay <= 1.0, "decay", "above 0, 1 at most")
+
+
+class MedusaHead(Head):
+    """The heads: h + B silu(A h + a), each with matrices of its own, on the target's last hidden state, normed.
+
+    The target's norm comes first and nothing behind the sum: that is the state which the target's output rows expect,
+    and at the beginning, with B at zero, every head says what the target itself says of the root.
+    """
+
+    def __init__(self, settings: MedusaSettings, frame: Frame) -> None:
+        super().__init__(frame)
+        width = frame.config.hidden_size
+        self.settings = settings
+        self.taps = (frame.config.layers - 1,)
+        self.enter = nn.Linear(width, settings.heads * width)  # one head below the other, as matrices are stored
+        if settings.own_rows:
+            self.rows = nn.Parameter(frame.rows.detach().float().cpu().repeat(settings.heads, 1))
+            for weight in self.enter.parameters():
+                nn.init.zeros_(weight)  # here too every head begins by saying what the target says of the root
+        else:
+            self.leave = nn.Parameter(torch.zeros(settings.heads * width, width))
+
+    def normed(self, lesson: Lesson) -> torch.Tensor:
+        """The target's last hidden states as its output rows read them, [batch, length, width]."""
+        return self.rms_norm(lesson.taps[self.taps[0]], self.frame.norm)
+
+    def guess(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits of one head, [rows, width] (normed) -> [rows, draft tokens]."""
+        width = hidden.shape[-1]
+        own = slice(depth * width, (depth + 1) * width)
+        inner = functional.silu(functional.linear(hidden, self.enter.weight[own], self.enter.bias[own]))
+        if self.settings.own_rows:
+            return functional.linear(hidden + inner, self.rows.chunk(self.settings.heads)[depth])
+        return self.logits(hidden + functional.linear(inner, self.leave[own]))
+
+    def losses(self, lesson: Lesson) -> Losses:
+        hidden = self.normed(lesson)
+        total, right = hidden.new_zeros((), dtype=torch.float32), []
+        for depth in range(self.settings.heads):
+            # From row i the root is x_(i+1), and this head's token is the one that row i + depth + 1 speaks of.
+            ahead = depth + 1
+            learn = lesson.learn[:, ahead:]
+            logits = self.guess(hidden[:, :-ahead][learn], depth)
+            missed = distance(logits, lesson.probabilities[:, ahead:][learn]).sum() / max(1, len(logits))
+            total = total + self.settings.decay**depth * missed
+            right.append(hits(logits, lesson.best[:, ahead:][learn]))
+        return Losses(total, torch.stack(right).detach())
+
+    @torch.no_grad()
+    def facts(self, lessons: Iterable[Lesson]) -> dict[str, Any]:
+        """`accuracies`: how often the choice of each rank of each head is what the target wrote, the heads above having
+        had theirs among their choices. The shape of the tree is made of it.
+        """
+        tally = Tally(self.settings.heads)
+        for lesson in lessons:
+            self._count(lesson, tally)
+        return {"accuracies": tally.accuracies} if tally.asked else {}
+
+    def _count(self, lesson: Lesson, tally: Tally) -> None:
+        vocab = self.frame.vocab
+        hidden, tokens, length = self.normed(lesson), lesson.tokens, lesson.tokens.shape[1]
+        texts, rows = lesson.learn.nonzero().unbind(1)
+        rows = rows - 1  # the root is behind them, and the target's own token behind the root
+        for depth in range(self.settings.heads):
+            spoken = rows + depth + 1  # the row of the target that speaks of this head's token
+            known = (rows >= 0) & (spoken + 1 < length)
+            known &= lesson.learn[texts, spoken.clamp_max(length - 1)]
+            texts, rows, spoken = texts[known], rows[known], spoken[known]
+            choices = self.guess(hidden[texts, rows], depth).topk(min(RANKS, len(vocab))).indices
+            right = tally.add(depth, vocab[choices], tokens[texts, spoken + 1])
+            texts, rows = texts[right], rows[right]
+
+
+@dataclass(frozen=True)
+class MedusaOptions(LearnedOptions):
+    """`depth`: at most as many levels as there are heads. `tree`: `static`, the shape for which the heads' accuracies
+    speak; `dynamic`, the paths that the heads give the highest probability in this step. Sampled nodes always take the
+    static shape: another would have been chosen by looking at their tokens.
+    """
+
+    depth: int = 5
+    branch: int = RANKS
+    tree: str = "static"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.tree in ("static", "dynamic"), "tree", "static, dynamic")
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The target's last hidden state of a sequence."""
+
+    length: int  # tokens up to it
+    hidden: torch.Tensor  # [width]
+
+
+class MedusaDrafter(LearnedDrafter[MedusaOptions]):
+    """Draft a whole tree from one hidden state."""
+
+    name = "medusa"
+    summary = "trained heads on the last hidden state, each for one of the coming places, as a tree"
+    helps = "any text, where a drafter must cost next to nothing; heads do not know what was guessed before them"
+    cost = "two products per head and one of a reduced output head a step, whatever the depth"
+    options_type = MedusaOptions
+    settings_type = MedusaSettings
+    head_type = MedusaHead
+
+    def _build(self, head: Head) -> None:
+        super()._build(head)
+        assert isinstance(head, MedusaHead) and head.enter.bias is not None
+        dtype, device, heads = self.target.dtype, self.target.device, head.settings.heads
+
+        def ready(weight: torch.Tensor) -> torch.Tensor:
+            return weight.detach().to(device, dtype)
+
+        self._heads = heads
+        self._enter = make_linear(ready(head.enter.weight), ready(head.enter.bias))
+        own = head.rows.chunk(heads) if head.settings.own_rows else ()
+        self._own = [make_linear(ready(rows)) for rows in own]
+        if not own:
+            leave = ready(head.leave).unflatten(0, (heads, -1))
+            self._leave = leave.transpose(1, 2).contiguous()  # [heads, width, width]
+            self._output = make_linear(ready(head.frame.rows))
+        self._accuracies: Seq[Seq[float]] = self.trained.figures.get("accuracies") or [ASSUMED] * heads
+        if len(self._accuracies) != heads:
+            raise CorruptFile(f"{self._place}: accuracies of {len(self._accuracies)} heads, and there are {heads}")
+        self._shapes: dict[Plan, StaticTree] = {}
+
+    def room(self, sequence: Sequence) -> int:
+        return min(self._heads, super().room(sequence))
+
+    def scratch_rows(self, plan: Plan) -> int:
+        return 0
+
+    # -- guessing -----------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
+        ready = [growth for growth in growths if growth.plan.drafts and self._known(growth) is not None]
+        if ready:
+            states = torch.stack([known.hidden for known in map(self._known, ready) if known is not None])
+            for growth, logits in zip(ready, self._guesses(states, max(g.plan.depth for g in ready)), strict=True):
+                growth.fed, growth.logits = 1, logits[: growth.plan.depth]
+        # Chosen nodes need no levels: their tree is made of all heads at once.
+        return [g.logits[:1] if g.sampled and g.logits is not None else None for g in growths]
+
+    def _known(self, growth: Growth) -> _Known | None:
+        """The hidden state before the root; until its prompt is fed a sequence has none."""
+        known: _Known | None = growth.sequence.drafting.get(f"{self.key}.hidden")
+        return known if known is not None and known.length == growth.root_slot else None
+
+    def _guesses(self, states: torch.Tensor, levels: int) -> torch.Tensor:
+        """[sequences, width] -> logits [sequences, levels, draft tokens]."""
+        normed = self.target.norm(states)
+        inner = functional.silu(self._enter(normed)).unflatten(1, (self._heads, -1))[:, :levels]
+        if self._own:
+            own = self._own[:levels]
+            return torch.stack([rows(normed + inner[:, depth]) for depth, rows in enumerate(own)], 1)
+        hidden = normed + torch.bmm(inner.transpose(0, 1), self._leave[:levels])  # [levels, sequences, width]
+        logits = self._output(hidden.transpose(0, 1).flatten(0, 1))
+        return logits.view(len(states), levels, -1)
+
+    def _run(self, growths: list[Growth]) -> torch.Tensor:
+        parts = []
+        for growth in growths:
+            assert growth.logits is not None
+            parts.append(growth.logits[growth.tree.depths[growth.fed :]])
+        return torch.cat(parts)
+
+    # -- trees --------------------------------------------------------------------------------------------------------
+
+    def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
+        """Below each node as many draws as the static shape has children there: no token is looked at."""
+        tree, plan = growth.tree, growth.plan
+        for parent, row in zip(parents, logits, strict=True):
+            places = tuple(tree.children(tree.parents[node]).index(node) for node in tree.path(parent))
+            count = self._shape(plan).widths.get(places, 0)
+            if count and tree.confidence[parent] >= plan.min_confidence:
+                self._draw(growth, row, parent, count)
+
+    def _offer(self, growth: Growth) -> TokenTree:
+        if growth.sampled or growth.logits is None:
+            return growth.tree
+        candidates, plan = self._choices(growth, growth.logits), growth.plan
+        tree = TokenTree(growth.tree.tokens[0])
+        if self.options.tree == "dynamic":
+            tokens = [[token for token, _ in depth] for depth in candidates]
+            odds = [[probability for _, probability in depth] for depth in candidates]
+            for parent, token, joint in best_first(tokens, odds, plan.nodes, plan.min_confidence):
+                tree.add(parent, token, origin=self.name, confidence=joint)
+            return tree
+        places = [0]  # of the nodes of the shape in the tree; -1: left out
+        for parent, rank, _ in self._shape(plan).nodes:
+            places.append(self._placed(tree, places[parent], rank, candidates, plan.min_confidence))
+        return tree
+
+    def _placed(self, tree: TokenTree, parent: int, rank: int, candidates: Candidates, min_confidence: float) -> int:
+        """Add the candidate of this rank below `parent`, if both are there and worth it."""
+        if parent < 0 or rank >= len(choices := candidates[tree.depths[parent]]):
+            return -1
+        token, probability = choices[rank]
+        joint = tree.confidence[parent] * probability
+        return -1 if joint < min_confidence else tree.add(parent, token, origin=self.name, confidence=joint)
+
+    def _choices(self, growth: Growth, logits: torch.Tensor) -> Candidates:
+        """The likeliest tokens of each depth, as they would be behind the first choices of the depths above."""
+        spine = self.vocab[logits[:-1].argmax(-1)].tolist()
+        behind = replace(growth, tree=TokenTree.chain(growth.tree.tokens[0], spine))
+        if growth.sequence.params.adjusts:
+            logits = self._widened(logits)
+        return self._candidates(behind, logits, range(len(logits)))
+
+    def _shape(self, plan: Plan) -> StaticTree:
+        """The static tree for a plan: there are few plans, and each is met in many steps."""
+        if plan not in self._shapes:
+            self._shapes[plan] = StaticTree.best(self._accuracies[: plan.depth], plan.nodes, plan.branch)
+        return self._shapes[plan]
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def observe(self, outcomes: Seq[Outcome]) -> None:
+        for outcome in outcomes:
+            drafting = outcome.sequence.drafting
+            drafting.pop(self.key, None)
+            last = outcome.taps[self.taps[0]][-1].clone()  # of a prompt's piece, one row of many
+            drafting[f"{self.key}.hidden"] = _Known(outcome.sequence.cached, last)

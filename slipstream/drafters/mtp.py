@@ -1,0 +1,231 @@
+"""`mtp`: multi-token prediction, a chain of modules of one decoder layer each, behind the target's last layer.
+
+A module joins the hidden state of the token before with the embedding of the token itself, runs one layer over the
+sequence, and its output is both what the target's own rows judge and the hidden state that the next module reads one
+token later. Module k drafts level k of the tree; the last one goes on below, on its own outputs. With one module that
+is all of them.
+
+Module k has K/V of its own for every token. Its row of token x_j reads the output of module k - 1 at x_(j-1), and so in
+the end the target's hidden state of x_(j-k-1): rows up to the root are made of nothing but known tokens, once and for
+all. Of a draft's nodes a module needs rows too: at level k all levels above are fed to it, as they were in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from slipstream.attention import Segment, tree_segment
+from slipstream.cache import PagedCache
+from slipstream.drafters.features import FeatureStore
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses
+from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.learned import LearnedOptions
+from slipstream.drafters.levels import Growth
+from slipstream.drafters.sequential import SequentialDrafter
+from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
+from slipstream.models.linear import Linear, make_linear
+from slipstream.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class MtpSettings(HeadSettings):
+    """`modules`: one for every level, or a module each for the first levels and the last of them below. `unroll`:
+    levels that they are trained for. `decay`: what a level counts against the one before it. `mlp`: width of a
+    module's MLP (0: the target's).
+    """
+
+    modules: int = 1
+    unroll: int = 6
+    decay: float = 0.9
+    mlp: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.modules >= 1, "modules", "1 or more")
+        self.require(self.unroll >= self.modules, "unroll", "as many as there are modules, or more")
+        self.require(0.0 < self.decay <= 1.0, "decay", "above 0, 1 at most")
+        self.require(self.mlp >= 0, "mlp", "0 or more")
+
+
+class MtpModule(nn.Module):
+    """Hidden state and embedding, each normed and joined by a matrix; one layer; the norm before the output rows."""
+
+    def __init__(self, settings: MtpSettings, frame: Frame) -> None:
+        super().__init__()
+        width = frame.config.hidden_size
+        self.hidden_norm = nn.Parameter(torch.ones(width))
+        self.embed_norm = nn.Parameter(torch.ones(width))
+        self.join = nn.Linear(2 * width, width, bias=False)
+        self.input_norm = nn.Parameter(torch.ones(width))
+        self.layer = HeadLayer(frame.config, width, settings.mlp or None)
+        self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
+
+
+class MtpHead(Head):
+    """The modules, trained through each other: every level's loss reaches all that came before it."""
+
+    def __init__(self, settings: MtpSettings, frame: Frame) -> None:
+        super().__init__(frame)
+        self.settings = settings
+        self.taps = (frame.config.layers - 1,)
+        self.chain = nn.ModuleList(MtpModule(settings, frame) for _ in range(settings.modules))
+
+    def parts(self) -> list[MtpModule]:
+        """The modules, the first level's first."""
+        return [module for module in self.chain if isinstance(module, MtpModule)]
+
+    def levels(self, tokens: torch.Tensor, taps: dict[int, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """What the output rows read at each level, [batch, length, width].
+
+        The first reading of a module is over whole texts; only the last module is read again, on its own outputs.
+        """
+        embedded = self.frame.embed(tokens)
+        hidden = shifted(taps[self.taps[0]], 1)
+        modules = self.parts()
+        readings = [Unrolled(module.layer, tokens.shape[1], tokens.device) for module in modules]
+        for level in range(self.settings.unroll):
+            number = min(level, len(modules) - 1)
+            module = modules[number]
+            parts = self.rms_norm(hidden, module.hidden_norm), self.rms_norm(embedded, module.embed_norm)
+            joined = module.join(torch.cat(parts, -1))
+            hidden = readings[number].read(self.rms_norm(joined, module.input_norm), joined)
+            yield self.rms_norm(hidden, module.norm)
+            hidden = shifted(hidden, 1)
+
+    def losses(self, lesson: Lesson) -> Losses:
+        return losses_of_levels(self, self.levels(lesson.tokens, lesson.taps), lesson, self.settings.decay)
+
+
+@dataclass(frozen=True)
+class _Paged:
+    """A module as it drafts. The norms before `join` are folded into it, so that both take one call."""
+
+    join: Linear
+    input_norm: torch.Tensor
+    layer: PagedHeadLayer
+    norm: torch.Tensor
+
+
+class MtpDrafter(SequentialDrafter[LearnedOptions]):
+    """Draft with modules that read the target's last hidden state and then each other."""
+
+    name = "mtp"
+    summary = "trained modules behind the target's last layer, each reading the one before, as a dynamic tree"
+    helps = "any text, where modules have been trained for the target; one that is reused is cheapest"
+    cost = "one pass of one layer and of a reduced head per level; with D modules, D rows of a layer per token besides"
+    options_type = LearnedOptions
+    settings_type = MtpSettings
+    head_type = MtpHead
+
+    def _build(self, head: Head) -> None:
+        super()._build(head)
+        assert isinstance(head, MtpHead)
+        dtype, device = self.target.dtype, self.target.device
+
+        def ready(weight: torch.Tensor) -> torch.Tensor:
+            return weight.to(device, dtype)
+
+        def paged(module: MtpModule) -> _Paged:
+            joint = module.join.weight * torch.cat([module.hidden_norm, module.embed_norm])
+            layer = PagedHeadLayer(module.layer, dtype, device)
+            return _Paged(make_linear(ready(joint)), ready(module.input_norm), layer, ready(module.norm))
+
+        self._modules = [paged(module) for module in head.parts()]
+        self.layers = len(self._modules)
+        self._eps = self.target.config.norm_eps
+        self._ones = torch.ones(self.target.config.hidden_size, dtype=dtype, device=device)
+        self._output = make_linear(ready(head.frame.rows))
+
+    # -- one module ---------------------------------------------------------------------------------------------------
+
+    def _hidden(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+    def _entered(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, number: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        module = self._modules[number]
+        both = self._normed(torch.stack([hidden, embedded], 1), self._ones)  # [rows, 2, width]
+        joined = module.join(both.flatten(1))
+        return self._normed(joined, module.input_norm), joined
+
+    def _judged(self, hidden: torch.Tensor, number: int = 0) -> torch.Tensor:
+        return self._output(self._normed(hidden, self._modules[number].norm))
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, weight.shape, weight, self._eps)
+
+    def _read(self, number: int, embedded: torch.Tensor, hidden: torch.Tensor, rows: PagedRows) -> torch.Tensor:
+        """A module's output [rows, width]; its K/V are written."""
+        inputs, residual = self._entered(embedded, hidden, number)
+        return self._modules[number].layer(inputs, residual, rows, self._cache.layers(self.key)[number])
+
+    def _rows(self, segments: list[Segment]) -> PagedRows:
+        return PagedRows(segments, self.target.config, self._rope, self.target.device)
+
+    # -- known tokens -------------------------------------------------------------------------------------------------
+
+    def attach(self, cache: PagedCache) -> None:
+        super().attach(cache)
+        # What modules before the last one wrote: the next module reads it one token later, perhaps in a later pass.
+        self._between = range(self.layers - 1)
+        if self._between:
+            width, dtype = self.target.config.hidden_size, self.target.dtype
+            self._outputs = FeatureStore(cache, f"{self.key}.outputs", tuple(self._between), width, dtype)
+
+    def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All modules, one after the other, over tokens that are known.
+
+        Their outputs side by side, [rows, modules * width], and the first one's logits where they are asked for.
+        """
+        rows = self._rows(segments)
+        embedded = self.target.embed(rows.tokens)
+        outputs = [self._read(0, embedded, hidden, rows)]
+        if self._between:
+            sizes = [segment.rows for segment in segments]
+            kept = [self._outputs.read(s.table, s.committed - 1, s.committed) for s in segments]  # [1, ...] each
+            width = hidden.shape[1]
+            for number in self._between:
+                before = zip(kept, outputs[number].split(sizes), strict=True)
+                columns = slice(number * width, (number + 1) * width)
+                hidden = torch.cat([part for last, new in before for part in (last[:, columns], new[:-1])])
+                outputs.append(self._read(number + 1, embedded, hidden, rows))
+            for segment, new in zip(segments, torch.cat(outputs[:-1], 1).split(sizes), strict=True):
+                self._outputs.write(segment.table, segment.committed, new)
+        return torch.cat(outputs, 1), self._judged(rows.wanted(outputs[0]))
+
+    def rollback(self, sequence: Sequence, length: int) -> None:
+        super().rollback(sequence, length)
+        if self._between:
+            self._cache.truncate(sequence.table, self._outputs.name, length)
+
+    # -- guesses ------------------------------------------------------------------------------------------------------
+
+    def _run(self, growths: list[Growth]) -> torch.Tensor:
+        level, count = growths[0].tree.depths[-1], self.layers
+        segments, before = [], []
+        for growth in growths:
+            # A module that has not drafted for this tree yet is given all its nodes: it needs rows of those above.
+            first = growth.fed if level >= count else 1
+            segments.append(self._nodes(growth, first))
+            root, *nodes = growth.hidden
+            hidden = torch.cat([root.unflatten(1, (count, -1))[:, min(level, count) - 1], *nodes])
+            before.append(hidden[torch.tensor(growth.tree.parents[first:], device=self.target.device)])
+            growth.hidden = [root, *nodes] if level >= count else [root]
+        rows, number = self._rows(segments), min(level, count - 1)
+        output = self._read(number, self.target.embed(rows.tokens), torch.cat(before), rows)
+        for growth, hidden in zip(growths, output.split([s.rows for s in segments]), strict=True):
+            growth.hidden.append(hidden)
+        return self._judged(rows.wanted(output), number)
+
+    @staticmethod
+    def _nodes(growth: Growth, first: int) -> Segment:
+        """The nodes from `first` on; logits are wanted of those that have not been fed."""
+        root = [growth.tree.tokens[0]]
+        segment = tree_segment(growth.sequence.table, growth.root_slot, root, growth.tree, first_node=first)
+        return replace(segment, logits_from=growth.fed - first)

@@ -1,0 +1,325 @@
+"""`parallel`: one pass drafts a whole block.
+
+Behind the root's row stand rows that have no token yet. They are learnt: an embedding for each place, and one stand-in
+for the hidden state that is not known there. The row d places behind the root guesses the token behind that, not
+knowing the tokens between. A small product of the token before and of the row repairs that where a path is chosen: it
+says what the token before, once it is known, changes about the guess, and costs no further pass of the layers.
+
+A row without a token sees the text, the root and those before it, so a block can be cut at any depth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from slipstream import noise
+from slipstream.attention import Segment, tree_segment
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.lattice import Lattice
+from slipstream.drafters.learned import LearnedOptions
+from slipstream.drafters.levels import Growth
+from slipstream.drafters.sequential import SequentialDrafter
+from slipstream.drafters.unroll import shifted
+from slipstream.models.linear import make_linear
+from slipstream.sequence import Sequence
+from slipstream.tree import TokenTree
+from slipstream.types import Plan
+
+_UNLINKED = 0.3  # what a guess counts in training before the token before it is told: candidates are found by it
+
+
+@dataclass(frozen=True)
+class ParallelSettings(HeadSettings):
+    """`block`: tokens that a pass drafts. `layers`: of the head. `rank`: of the link between a token and the next.
+    `anchors`: the share of a lesson's rows that a block is learnt behind. `decay`: what a depth counts against the one
+    before it. `mlp`: width of a layer's MLP (0: the target's).
+    """
+
+    block: int = 8
+    layers: int = 2
+    rank: int = 64
+    anchors: float = 0.25
+    decay: float = 0.9
+    mlp: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("block", "layers", "rank"):
+            self.require(getattr(self, name) >= 1, name, "1 or more")
+        for name in ("anchors", "decay"):
+            self.require(0.0 < getattr(self, name) <= 1.0, name, "above 0, 1 at most")
+        self.require(self.mlp >= 0, "mlp", "0 or more")
+
+
+class ParallelHead(Head):
+    """Taps fused into one hidden state; it and the token's embedding, each normed, go into the first of the layers."""
+
+    def __init__(self, settings: ParallelSettings, frame: Frame) -> None:
+        super().__init__(frame)
+        config = frame.config
+        width, layers = config.hidden_size, config.layers
+        self.settings = settings
+        self.taps = tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
+        self.fuse = nn.Linear(len(self.taps) * width, width, bias=False)
+        self.embed_norm = nn.Parameter(torch.ones(width))
+        self.hidden_norm = nn.Parameter(torch.ones(width))
+        sizes = [2 * width] + [width] * (settings.layers - 1)
+        self.stack = nn.ModuleList(HeadLayer(config, size, settings.mlp or None) for size in sizes)
+        self.stack_norms = nn.ParameterList(torch.ones(width) for _ in sizes[1:])  # before all layers but the first
+        self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
+        self.masks = nn.Parameter(0.02 * torch.randn(settings.block - 1, width))  # in place of embeddings
+        self.blank = nn.Parameter(0.02 * torch.randn(width))  # in place of hidden states
+        self.link = nn.Linear(width, settings.rank, bias=False)
+        self.gate = nn.Linear(width, settings.rank, bias=False)
+        self.pull = nn.Linear(settings.rank, len(frame.vocab), bias=False)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.normal_(self.pull.weight, std=0.02)  # the links begin weak: first the rows must be worth linking
+
+    def parts(self) -> list[HeadLayer]:
+        """The layers, the first one first."""
+        return [layer for layer in self.stack if isinstance(layer, HeadLayer)]
+
+    def linked(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """What the embedding of the token before, [..., width], adds to the logits of a row, [..., draft tokens]."""
+        added: torch.Tensor = self.pull(self.links(before) * (1.0 + self.gate(hidden)))
+        return added
+
+    def links(self, before: torch.Tensor) -> torch.Tensor:
+        """Embeddings [..., width] as the link reads them, [..., rank]."""
+        read: torch.Tensor = self.link(functional.rms_norm(before, before.shape[-1:], eps=self.frame.config.norm_eps))
+        return read
+
+    def blocks(self, lesson: Lesson, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the output rows read at every token, [batch, length, width], and at the rows without a token behind
+        each of the anchors, [batch, anchors, block - 1, width].
+
+        All of them are rows of one pass: the text, and behind it the blocks, which see the text up to their anchor.
+        """
+        (batch, length), count, size = lesson.tokens.shape, len(anchors), self.settings.block - 1
+        embedded = self.frame.embed(lesson.tokens)
+        hidden = shifted(self.fuse(torch.cat([lesson.taps[layer] for layer in self.taps], -1)), 1)
+        masks = self.masks.to(embedded.dtype).repeat(count, 1).expand(batch, -1, -1)
+        blanks = self.blank.to(hidden.dtype).expand(batch, count * size, -1)
+        positions, visible = _layout(length, anchors, size)
+        x = self._read(torch.cat([embedded, masks], 1), torch.cat([hidden, blanks], 1), positions, visible)
+        text, behind = x.split([length, count * size], 1)
+        return text, behind.unflatten(1, (count, size))
+
+    def _read(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
+    ) -> torch.Tensor:
+        """The layers over rows [batch, rows, width], of which each sees those that `visible` [rows, rows] says."""
+        x = hidden
+        inputs = torch.cat([self.rms_norm(embedded, self.embed_norm), self.rms_norm(hidden, self.hidden_norm)], -1)
+        for number, layer in enumerate(self.parts()):
+            if number:
+                inputs = self.rms_norm(x, self.stack_norms[number - 1])
+            rows = layer.project(inputs, positions)
+            mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, attn_mask=visible, scale=1.0)
+            x = layer.close(mixed, x)
+        return self.rms_norm(x, self.norm)
+
+    def losses(self, lesson: Lesson) -> Losses:
+        length, device = lesson.tokens.shape[1], lesson.tokens.device
+        share = round(self.settings.anchors * length)
+        # Drawn on the host, so that every device learns the same; before the first token nothing is known.
+        anchors = (torch.randperm(max(0, length - 1))[: max(1, share)].sort().values + 1).to(device)
+        text, behind = self.blocks(lesson, anchors)
+        learn = functional.pad(lesson.learn, (0, self.settings.block))
+        learn[:, 0] = False
+        alive = learn[:, anchors]  # [batch, anchors]: all tokens from the anchor on are the target's own
+        losses, right = [], []
+        for depth in range(self.settings.block):
+            if depth == 0:
+                texts, places = learn.nonzero(as_tuple=True)
+                hidden = text[texts, places]
+            else:
+                alive = alive & learn[:, anchors + depth]
+                texts, which = alive.nonzero(as_tuple=True)
+                places = anchors[which] + depth
+                hidden = behind[texts, which, depth - 1]
+            probabilities = lesson.probabilities[texts, places]
+            logits = self.logits(hidden)
+            loss = distance(logits, probabilities)
+            if depth:
+                logits = logits + self.linked(hidden, self.frame.embed(lesson.tokens[texts, places]))
+                loss = distance(logits, probabilities) + _UNLINKED * loss
+            losses.append(self.settings.decay**depth * loss.sum() / max(1, len(loss)))
+            right.append(hits(logits, lesson.best[texts, places]).float())
+        return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
+
+
+def _layout(length: int, anchors: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of a text's rows and of `size` rows behind each anchor, [rows]; which rows each sees, [rows, rows]."""
+    text = torch.arange(length, device=anchors.device)
+    roots = anchors.repeat_interleave(size)
+    offsets = torch.arange(1, size + 1, device=anchors.device).repeat(len(anchors))
+    of_text = text[None, :] <= torch.cat([text, roots])[:, None]
+    own = (roots[:, None] == roots[None, :]) & (offsets[:, None] >= offsets[None, :])
+    return torch.cat([text, roots + offsets]), torch.cat([of_text, functional.pad(own, (0, 0, length, 0))], 1)
+
+
+@dataclass(frozen=True)
+class ParallelOptions(LearnedOptions):
+    """Those of every trained drafter. `depth` is at most the block that the head was trained for."""
+
+    depth: int = 8
+
+
+class ParallelDrafter(SequentialDrafter[ParallelOptions]):
+    """Draft a block in one pass. Rows of known tokens are those of `sequential.py`."""
+
+    name = "parallel"
+    summary = "one pass of a small trained head drafts a whole block, as a tree of its likeliest paths"
+    helps = "any text, where drafting level by level takes too long; deep guesses know less of each other than eagle3's"
+    cost = "one pass of a few layers over the block and of a reduced head, however deep the tree"
+    options_type = ParallelOptions
+    settings_type = ParallelSettings
+    head_type = ParallelHead
+
+    def _build(self, head: Head) -> None:
+        super()._build(head)
+        assert isinstance(head, ParallelHead)
+        dtype, device = self.target.dtype, self.target.device
+
+        def ready(weight: torch.Tensor) -> torch.Tensor:
+            return weight.detach().to(device, dtype)
+
+        self._eps = head.frame.config.norm_eps
+        self._block = head.settings.block
+        self.layers = head.settings.layers
+        self._stack = [PagedHeadLayer(layer, dtype, device) for layer in head.parts()]
+        self._stack_norms = [ready(norm) for norm in head.stack_norms]
+        self._norms = tuple(ready(w) for w in (head.embed_norm, head.hidden_norm, head.norm))
+        self._fuse = make_linear(ready(head.fuse.weight))
+        self._output = make_linear(ready(head.frame.rows))
+        self._masks = ready(head.masks)  # [block - 1, width]
+        self._blanks = ready(head.blank).expand_as(self._masks)
+        self._gate = make_linear(ready(head.gate.weight))
+        self._pull = ready(head.pull.weight)  # [draft tokens, rank]
+        head.link.to(device, dtype)
+        self._links = head.links(self.target.embed(self.vocab))  # [draft tokens, rank]
+        self._ids: list[int] = self.vocab.tolist()
+
+    def room(self, sequence: Sequence) -> int:
+        return min(self._block, super().room(sequence))
+
+    def scratch_rows(self, plan: Plan) -> int:
+        return min(self._block, plan.depth) - 1 if plan.drafts else 0
+
+    # -- the pass -----------------------------------------------------------------------------------------------------
+
+    def _hidden(self, features: torch.Tensor) -> torch.Tensor:
+        return self._fuse(features)
+
+    def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        embed_norm, hidden_norm, _ = self._norms
+        return torch.cat([self._normed(embedded, embed_norm), self._normed(hidden, hidden_norm)], -1), hidden
+
+    def _judged(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._output(self._normed(hidden, self._norms[2]))
+
+    def _gates(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The layers' output [rows, width] -> by what each row multiplies the links to it, [rows, rank]."""
+        return 1.0 + self._gate(self._normed(hidden, self._norms[2]))
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self._eps)
+
+    def _unseen(self, growth: Growth) -> Segment:
+        """As for every head, and behind the root the rows without a token: the tokens named there are never read."""
+        segment = super()._unseen(growth)
+        if segment.logits_from == segment.rows:
+            return segment
+        root = segment.tokens[-1]
+        block = TokenTree.chain(root, [root] * (growth.plan.depth - 1))
+        return tree_segment(segment.table, segment.committed, segment.tokens, block)
+
+    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
+        """Leaves with each tree its block: logits [depth, draft tokens], and gates [depth, rank]."""
+        ready = [g for g in growths if g.plan.drafts and self._features.length(g.sequence.table) >= g.root_slot]
+        waiting, rows = ready, dict[int, torch.Tensor]()
+        while waiting:
+            segments = [self._unseen(growth) for growth in waiting]
+            hidden = self._read(segments)
+            asked = [segment.rows - segment.logits_from for segment in segments]
+            blocks = zip(self._judged(hidden).split(asked), self._gates(hidden).split(asked), strict=True)
+            for growth, segment, (logits, gates) in zip(waiting, segments, blocks, strict=True):
+                # Rows without a token are no rows of the sequence, whoever may share its pages.
+                segment.table.lengths[self.key] = min(segment.committed + segment.rows, growth.root_slot + 1)
+                if len(logits):
+                    rows[id(growth)] = logits[:1]
+                    growth.fed, growth.hidden = 1, [logits, gates]
+            waiting = [growth for growth in waiting if id(growth) not in rows]
+        return [rows.get(id(g)) for g in growths]
+
+    def _read(self, segments: list[Segment]) -> torch.Tensor:
+        """The layers over all rows; their output [rows that ask for logits, width]."""
+        known = [min(segment.rows, segment.logits_from + 1) for segment in segments]
+        counts = zip(segments, known, strict=True)
+        features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + count) for s, count in counts]
+        rows = PagedRows(segments, self.shape, self._rope, self.target.device)
+        embedded, hidden, start = self.target.embed(rows.tokens), [], 0
+        for segment, fused in zip(segments, self._hidden(torch.cat(features)).split(known), strict=True):
+            blanks, start = segment.rows - len(fused), start + segment.rows
+            embedded[start - blanks : start] = self._masks[:blanks]
+            hidden += [fused, self._blanks[:blanks]]
+        inputs, x = self._entered(embedded, torch.cat(hidden))
+        for number, (layer, store) in enumerate(zip(self._stack, self._cache.layers(self.key), strict=True)):
+            x = layer(self._normed(x, self._stack_norms[number - 1]) if number else inputs, x, rows, store)
+        return rows.wanted(x)
+
+    # -- trees from a block -------------------------------------------------------------------------------------------
+
+    def _run(self, growths: list[Growth]) -> torch.Tensor:
+        """The next level of sampled trees: their q is that of all tokens, and only the links are new."""
+        levels = []
+        for growth in growths:
+            logits, gates = growth.hidden
+            depth = growth.tree.depths[growth.fed]
+            before = torch.tensor(growth.tree.tokens[growth.fed :], device=self.target.device)
+            links = self._links[torch.searchsorted(self.vocab, before)] * gates[depth]
+            levels.append(logits[depth] + links @ self._pull.T)
+        return torch.cat(levels)
+
+    def _choose_level(self, growth: Growth, logits: torch.Tensor, parents: range, last: bool) -> None:
+        """All levels at once: their rows are there, and there is nothing to feed."""
+        tree, plan, gates = growth.tree, growth.plan, growth.hidden[1]
+        warmth = 1.0 if growth.sequence.params.greedy else growth.sequence.params.temperature
+
+        def link(before: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            links = self._links[before] * gates[1:, None]  # [levels - 1, before, rank]
+            return torch.bmm(links, self._pull[tokens].transpose(1, 2)).float() / warmth
+
+        lattice = Lattice(self._scores(growth), link, plan.branch)
+        for parent, token, joint in lattice.best(plan.nodes, plan.min_confidence):
+            tree.add(parent, self._ids[token], origin=self.name, confidence=joint)
+        growth.fed = len(tree)
+
+    def _scores(self, growth: Growth) -> torch.Tensor:
+        """By what the target will choose at each level as far as it is known, [levels, draft tokens]."""
+        sampler, params = growth.sequence.sampler, growth.sequence.params
+        scores = self._adjusted(growth) if params.adjusts else growth.hidden[0].float()
+        if params.greedy:
+            return scores
+        scores = scores / params.temperature
+        if self.target.reads_draws:
+            return scores  # such a verifier does not choose by noise: the likeliest guess is the best one
+        positions = range(sampler.position, sampler.position + len(scores))
+        keys = [noise.key(sampler.seed, sampler.choice, position, noise.MATCH) for position in positions]
+        return scores + torch.stack([noise.gumbel(key, self.vocab, self.target.device) for key in keys]).float()
+
+    def _adjusted(self, growth: Growth) -> torch.Tensor:
+        """Logits after bias and penalties. These depend on the path: the likeliest tokens stand for it."""
+        path: list[int] = []
+        rows = []
+        for row in self._widened(growth.hidden[0].float()):
+            rows.append(growth.sequence.sampler.adjusted(row, path)[self.vocab])
+            path.append(self._ids[int(rows[-1].argmax())])
+        return torch.stack(rows)

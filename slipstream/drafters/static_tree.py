@@ -1,0 +1,77 @@
+"""A tree whose shape is fixed before the text is known: which of a head's choices are worth a node, and below which.
+
+The shape comes from counting how often the first, second, ... choice of each head was right on text that the heads were
+not trained on. The trees of all sizes are nested, and each is the best of its size: see `marginals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from slipstream.drafters.marginals import best_first
+
+RANKS = 10  # how many of a head's choices are looked at
+ASSUMED = tuple(0.5 ** (rank + 1) for rank in range(RANKS))  # of every head, where nothing was measured
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A shape. `nodes`: (parent, rank, probability that the node is right), the best first; the root is node 0."""
+
+    nodes: list[tuple[int, int, float]]
+
+    @classmethod
+    def best(cls, accuracies: Sequence[Sequence[float]], nodes: int, branch: int) -> StaticTree:
+        """The best tree of `nodes` nodes, with at most `branch` children each.
+
+        `accuracies`: for each depth, how often the choice of each rank is right, the nodes above being right.
+        """
+        ranks = [_descending(depth)[:branch] for depth in accuracies]
+        odds = [[depth[rank] for rank in order] for depth, order in zip(accuracies, ranks, strict=True)]
+        return cls(best_first(ranks, odds, nodes))
+
+    @cached_property
+    def widths(self) -> dict[tuple[int, ...], int]:
+        """Children of every node that has some, under its path: its place among its siblings, and theirs above it."""
+        paths: list[tuple[int, ...]] = [()]
+        counts: dict[tuple[int, ...], int] = {}
+        for parent, _, _ in self.nodes:
+            place = counts.get(paths[parent], 0)
+            counts[paths[parent]] = place + 1
+            paths.append((*paths[parent], place))
+        return counts
+
+
+def _descending(odds: Sequence[float]) -> list[int]:
+    """The ranks, the one that is right most often first."""
+    return sorted(range(len(odds)), key=lambda rank: -odds[rank])
+
+
+class Tally:
+    """How often which rank was right, counted along texts: a depth counts where the depths above were right."""
+
+    def __init__(self, depths: int) -> None:
+        self._right = torch.zeros(depths, RANKS, dtype=torch.int64)
+        self._asked = torch.zeros(depths, dtype=torch.int64)
+
+    def add(self, depth: int, choices: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """Count rows of choices [rows, ranks], the best first, against what came [rows]; which rows were right."""
+        found = choices == truth[:, None]
+        self._right[depth, : found.shape[1]] += found.sum(0).cpu()
+        self._asked[depth] += len(truth)
+        return found.any(1)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there was anything to count."""
+        return bool(self._asked.any())
+
+    @property
+    def accuracies(self) -> list[list[float]]:
+        """For each depth, how often each rank was right; 0 where nothing was asked."""
+        asked = self._asked[:, None]
+        return [[round(odds, 4) for odds in row] for row in (self._right / asked.clamp_min(1)).tolist()]

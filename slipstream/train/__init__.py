@@ -1,0 +1,1 @@
+"""Training drafters: data that the target wrote itself, features, losses, the trainer."""

@@ -1,0 +1,63 @@
+"""`python -m slipstream.train METHOD --data D --out O`: training where nothing but torch is installed.
+
+`slipstream train` does the same with more comfort.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+from slipstream.errors import SlipstreamError
+from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.train.course import Course
+from slipstream.train.run import Order, train
+from slipstream.train.settings import parsed
+from slipstream.train.trainer import Watch
+
+_SHOW_EVERY = 10.0  # seconds
+
+
+class _Lines:
+    """Progress as plain lines, not too many of them."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def show(self, line: str) -> None:
+        if time.monotonic() - self._last >= _SHOW_EVERY:
+            self._last = time.monotonic()
+            print(line, flush=True)
+
+
+def main() -> int:
+    """Parse, train, report."""
+    parser = argparse.ArgumentParser(prog="python -m slipstream.train", description=__doc__.splitlines()[0])
+    parser.add_argument("method")
+    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--init", default="")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    for field in dataclasses.fields(Course):
+        parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+    given = vars(parser.parse_args())
+    try:
+        course = Course(**{field.name: given.pop(field.name) for field in dataclasses.fields(Course)})
+        order = Order(settings=parsed(given.pop("set")), course=course, **given)
+        place, drafter = train(order, Watch(lambda line: print(line, flush=True), _Lines().show))
+    except SlipstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{place}: {drafter.figures}\n{drafter.provenance['training']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

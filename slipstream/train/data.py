@@ -1,0 +1,242 @@
+"""Training data on disk: conversations that a target wrote, as token ids. docs/data.md describes the format.
+
+A data set is a directory. `data.json` says what is in it and by whom; each shard is two files:
+
+    tokens-00000.bin   the ids of the chats, one behind the other; 2 or 4 bytes each, little-endian
+    index-00000.bin    one entry per chat (`data_files.INDEX`)
+
+A shard counts when `data.json` names it. Every file gets its name only when it is whole, and `data.json` comes last, so
+that whoever is killed loses the shard that was being written and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream import __version__
+from slipstream.errors import CorruptFile, OptionError
+from slipstream.train.data_files import (
+    CUT,
+    FORMAT,
+    HEADER,
+    INDEX,
+    REMAKE,
+    VERSION,
+    index_file,
+    mapped,
+    read_header,
+    require_empty,
+    shard_sizes,
+    token_bytes,
+    tokens_file,
+    write_file,
+)
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation that ends with an answer of the target. The prompt is all that stands before that answer."""
+
+    tokens: Ids  # [length], prompt and answer
+    prompt_len: int  # tokens that are not the target's answer
+    sampled: bool  # False: the answer is greedy
+
+
+class ChatData:
+    """A data set, mapped into memory. CorruptFile or OptionError if there is none that can be used."""
+
+    def __init__(self, directory: Path) -> None:
+        self.description: dict[str, Any] = read_header(directory)
+        self.fingerprint: str = self.description["fingerprint"]
+        self.vocab_size: int = self.description["vocab_size"]
+        self.answer_tokens: int = self.description["counts"]["answer_tokens"]
+        self._shards = [
+            _Shard(directory, number, self.description) for number in range(len(self.description["shards"]))
+        ]
+        self._ends = list(accumulate(len(shard.index) for shard in self._shards))
+        if not self._shards:
+            raise CorruptFile(f"{str(directory / HEADER)!r} names no chats yet", hint="let slipstream synth finish")
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Chat:
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no chat {index}: there are {len(self)}")
+        shard = bisect_right(self._ends, index)
+        return self._shards[shard].chat(index - (self._ends[shard - 1] if shard else 0), self.vocab_size)
+
+
+class _Shard:
+    """The two files of a shard. What cannot be is refused when it is opened, or, for an id, when it is read."""
+
+    def __init__(self, directory: Path, number: int, description: Mapping[str, Any]) -> None:
+        chats, tokens = shard_sizes(description)[number]
+        self._path = directory / tokens_file(number)
+        self._tokens = mapped(self._path, np.dtype(f"<u{description['token_bytes']}"), tokens)
+        path = directory / index_file(number)
+        self.index = mapped(path, INDEX, chats)
+        lengths = np.diff(self.index["end"].astype(np.int64), prepend=0)
+        prompts = self.index["prompt_len"]
+        if self.index["end"][-1] != tokens or not ((prompts >= 1) & (prompts < lengths)).all():
+            raise CorruptFile(f"{str(path)!r} is garbled: its lengths cannot be", hint=REMAKE)
+
+    def chat(self, index: int, vocab_size: int) -> Chat:
+        entry = self.index[index]
+        start = int(self.index["end"][index - 1]) if index else 0
+        tokens = self._tokens[start : int(entry["end"])].astype(np.int64)
+        if tokens.max() >= vocab_size:
+            raise CorruptFile(f"{str(self._path)!r} is garbled: there is no token {tokens.max()}", hint=REMAKE)
+        return Chat(tokens, int(entry["prompt_len"]), bool(entry["temperature"] > 0))
+
+
+class ChatWriter:
+    """Writes a data set, or goes on with one; a context.
+
+    Chats are appended and, with `commit`, become a shard. `items` counts the conversations that were dealt with, kept
+    or dropped: whoever goes on with a data set begins there. What `arguments`, `sources`, `tokenizer` and `fingerprint`
+    say must be the same then, and OptionError names what is not. Leaving the context commits what was appended; after
+    an error it is forgotten.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fingerprint: str,
+        vocab_size: int,
+        tokenizer: str = "",
+        model: str = "",
+        arguments: Mapping[str, Any] | None = None,
+        sources: Sequence[str] = (),
+    ) -> None:
+        self._directory = directory
+        self._description: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "fingerprint": fingerprint,
+            "tokenizer": tokenizer,
+            "vocab_size": vocab_size,
+            "token_bytes": token_bytes(vocab_size),
+            "model": model,
+            "arguments": dict(arguments or {}),
+            "sources": list(sources),
+            "slipstream": __version__,
+            "torch": str(torch.__version__),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "counts": {"items": 0, "kept": 0, "dropped": {}, "cut": 0, "tokens": 0, "answer_tokens": 0},
+            "shards": [],
+        }
+        self._tokens: list[npt.NDArray[Any]] = []
+        self._entries: list[tuple[Any, ...]] = []
+        directory.mkdir(parents=True, exist_ok=True)
+        if (directory / HEADER).exists():
+            self._continue()
+        else:
+            require_empty(directory)
+            self._write_header()
+
+    @property
+    def items(self) -> int:
+        """Conversations that are done with: kept or dropped, and on disk."""
+        return int(self._counts["items"])
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """The counts of `data.json`."""
+        return {**self._counts, "dropped": dict(self._counts["dropped"])}
+
+    @property
+    def _counts(self) -> dict[str, Any]:
+        counts: dict[str, Any] = self._description["counts"]
+        return counts
+
+    def signatures(self) -> Iterator[npt.NDArray[np.uint64]]:
+        """The signatures [4] of the chats on disk, in order."""
+        for number, (chats, _) in enumerate(shard_sizes(self._description)):
+            yield from mapped(self._directory / index_file(number), INDEX, chats)["signature"]
+
+    def append(
+        self,
+        tokens: Sequence[int] | Ids,
+        prompt_len: int,
+        *,
+        temperature: float = 0.0,
+        item: int = 0,
+        source: int = 0,
+        flags: int = 0,
+        signature: Sequence[int] | npt.NDArray[np.uint64] = (0, 0, 0, 0),
+    ) -> None:
+        """Add a chat to the shard that `commit` will write."""
+        ids = np.asarray(tokens, np.int64)
+        if not 1 <= prompt_len < len(ids):
+            raise ValueError(f"a chat of {len(ids)} tokens cannot have a prompt of {prompt_len}")
+        if ids.min() < 0 or ids.max() >= self._description["vocab_size"]:
+            raise ValueError(f"a token is none of the {self._description['vocab_size']} that there are")
+        self._tokens.append(ids.astype(f"<u{self._description['token_bytes']}"))
+        self._entries.append((0, item, prompt_len, temperature, source, flags, tuple(int(s) for s in signature)))
+
+    def commit(self, items: int, dropped: Mapping[str, int] | None = None) -> None:
+        """Make what was appended a shard, safe on disk. `items`: conversations behind it, those dropped included."""
+        index = np.array(self._entries, INDEX)
+        lengths = np.array([len(tokens) for tokens in self._tokens], np.int64)
+        index["end"] = np.cumsum(lengths)
+        if len(index):
+            number = len(self._description["shards"])
+            write_file(self._directory / tokens_file(number), np.concatenate(self._tokens).tobytes())
+            write_file(self._directory / index_file(number), index.tobytes())
+            self._description["shards"].append({"chats": len(index), "tokens": int(lengths.sum())})
+        counts = self._counts
+        counts["items"] += items
+        counts["kept"] += len(index)
+        counts["cut"] += int((index["flags"] & CUT != 0).sum())
+        counts["tokens"] += int(lengths.sum())
+        counts["answer_tokens"] += int(lengths.sum() - index["prompt_len"].sum(dtype=np.int64))
+        for reason, count in (dropped or {}).items():
+            counts["dropped"][reason] = counts["dropped"].get(reason, 0) + count
+        self._tokens, self._entries = [], []
+        self._write_header()
+
+    def close(self) -> None:
+        """Commit what is left."""
+        if self._entries:
+            self.commit(len(self._entries))
+
+    def __enter__(self) -> ChatWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.close()
+
+    def _write_header(self) -> None:
+        write_file(self._directory / HEADER, (json.dumps(self._description, indent=1) + "\n").encode())
+
+    def _continue(self) -> None:
+        """Take over what is there, if the same would have been made."""
+        found, wanted = read_header(self._directory), self._description
+        pairs = [(name, found[name], wanted[name]) for name in ("fingerprint", "tokenizer", "vocab_size", "sources")]
+        for name in sorted({*found["arguments"], *wanted["arguments"]}):
+            pairs.append((name, found["arguments"].get(name), wanted["arguments"].get(name)))
+        for name, old, new in pairs:
+            if old != new:
+                raise OptionError(
+                    f"{str(self._directory)!r} was made with {name}={old!r}, and now it is {new!r}",
+                    hint="go on with the same arguments, or name another directory",
+                )
+        for number in range(len(found["shards"])):
+            _Shard(self._directory, number, found)
+        self._description = found

@@ -1,0 +1,100 @@
+"""The end of a training: the best weights, stored as small as loses nothing, with figures and a report."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream import __version__
+from slipstream.drafters import trained
+from slipstream.drafters.registry import drafter_class
+from slipstream.drafters.trained import Trained
+from slipstream.train import report
+from slipstream.train.evaluate import Examiner, Mark
+from slipstream.train.state import Record, Tensors
+
+LOSS = 0.005  # the share of the tokens per step that a smaller form of storage may lose
+TREES, BRANCH = (8, 16, 32, 64), 4  # nodes, and children of a node, also where a method drafts chains by default
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A way to store weights."""
+
+    name: str
+    dtype: torch.dtype
+    compact: bool
+
+    def save(self, place: Path, drafter: Trained, files: Mapping[str, str] | None = None) -> None:
+        weights = {name: weight.to(self.dtype) for name, weight in drafter.weights.items()}
+        trained.save(place, replace(drafter, weights=weights), compact=self.compact, files=files)
+
+
+# Smallest first.
+FORMS = (
+    _Form("int8", torch.float32, compact=True),
+    _Form("bfloat16", torch.bfloat16, compact=False),
+    _Form("float32", torch.float32, compact=False),
+)
+
+
+def mark_weights(drafter: Trained, weights: Tensors, examiner: Examiner) -> Mark:
+    """Examine weights in the middle of a training, as they are."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-train-") as folder:
+        place = Path(folder) / drafter.method
+        trained.save(place, replace(drafter, weights=weights), compact=False)
+        return examiner.mark(place)
+
+
+def finish(out: Path, drafter: Trained, record: Record, examiner: Examiner) -> Trained:
+    """Write the checkpoint `out`, in one go with its report; what was there before is replaced."""
+    folder = Path(tempfile.mkdtemp(prefix="slipstream-train-"))
+    try:
+        marks = {}
+        for form in FORMS:
+            form.save(folder / form.name, drafter)
+            marks[form.name] = examiner.mark(folder / form.name)
+        least = (1 - LOSS) * marks["float32"].tokens_per_step
+        form = next(form for form in FORMS if marks[form.name].tokens_per_step >= least)
+        branch = max(BRANCH, drafter_class(drafter.method).options_type().branch)
+        figures = {"stored_as": form.name, **_figures(folder / form.name, marks[form.name], examiner, branch)}
+        figures["stored"] = {name: mark.tokens_per_step for name, mark in marks.items()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    finished = replace(drafter, figures=figures)
+    form.save(out, finished, report.files(finished, record))
+    return finished
+
+
+def _figures(place: Path, default: Mark, examiner: Examiner, branch: int) -> dict[str, Any]:
+    """What a checkpoint gives: with the method's default tree, as a chain, and as trees of several sizes."""
+    chain = examiner.mark(place, branch=1)
+    trees = {str(nodes): examiner.mark(place, nodes=nodes, branch=branch).tokens_per_step for nodes in TREES}
+    return {
+        "tokens_per_step": default.tokens_per_step,
+        "accepted_by_depth": default.by_depth,
+        "chain": {"tokens_per_step": chain.tokens_per_step, "accepted_by_depth": chain.by_depth},
+        "nodes": trees,
+        "answers": default.answers,
+        "looping": default.looping,
+    }
+
+
+def provenance(arguments: Mapping[str, Any], data: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """How a drafter was made, for whoever finds it."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu"
+    return {
+        "slipstream": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "device": name,
+        "arguments": dict(arguments),
+        "data": {name: data.get(name) for name in ("model", "created", "arguments", "counts")},
+    }

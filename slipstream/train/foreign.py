@@ -1,0 +1,112 @@
+"""Drafters as other projects keep them: a directory with a config.json and weights under names of their own."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from slipstream.errors import CorruptFile, ModelNotFound, OptionError, ShapeMismatch, UnsupportedModel
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A drafter of another project. `name` is for messages."""
+
+    name: str
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+
+    def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Refuse weights that are missing, that nobody knows, or that have another shape than `shapes` says."""
+        missing = sorted(shapes.keys() - self.weights.keys())
+        if missing:
+            raise CorruptFile(f"{self.name} lacks {_few(missing)}", hint="is the download complete?")
+        unknown = sorted(self.weights.keys() - shapes.keys())
+        if unknown:
+            raise self.refuse(f"has weights that we do not compute: {_few(unknown)}")
+        for key, shape in shapes.items():
+            found = tuple(self.weights[key].shape)
+            if found != shape:
+                raise ShapeMismatch(f"{self.name}: {key} is {list(found)}, and should be {list(shape)}")
+
+    def refuse(self, what: str) -> UnsupportedModel:
+        """The error for something that cannot be held exactly."""
+        return UnsupportedModel(f"{self.name} {what}", hint="it cannot be imported without changing what it drafts")
+
+    @property
+    def dtype(self) -> str:
+        """The type of its matrices, as torch calls it."""
+        kinds = {str(w.dtype).removeprefix("torch.") for w in self.weights.values() if w.is_floating_point()}
+        if len(kinds) != 1 or not kinds <= {"float32", "bfloat16", "float16"}:
+            raise self.refuse(f"has weights of type {' and '.join(sorted(kinds)) or 'integer'}")
+        return kinds.pop()
+
+
+def read_foreign(place: Path) -> Foreign:
+    """Read a directory; errors name the file. What is pickled is read as plain tensors, and no code in it is run."""
+    if not place.is_dir():
+        raise ModelNotFound(f"{str(place)!r} is not a directory", hint="name the directory that holds the drafter")
+    files = sorted(place.glob("*.safetensors")) or sorted([*place.glob("*.bin"), *place.glob("*.pt")])
+    if not files:
+        raise ModelNotFound(f"{place} holds no weights", hint="they would be .safetensors, .bin or .pt files")
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= _tensors(file)
+    return Foreign(place.name, _config(place / CONFIG), weights)
+
+
+def write_foreign(place: Path, foreign: Foreign) -> None:
+    """Write a new directory, all or nothing."""
+    if place.exists():
+        raise OptionError(f"{str(place)!r} is there already", hint="name a directory that does not exist")
+    partial = place.with_name(f".{place.name}-partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        stored = {name: weight.detach().cpu().contiguous() for name, weight in foreign.weights.items()}
+        save_file(stored, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / CONFIG).write_text(json.dumps(foreign.config, indent=2) + "\n")
+        partial.rename(place)
+    except OSError as error:
+        raise OptionError(f"cannot write {str(place)!r}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _config(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{file} cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise CorruptFile(f"{file} is not a JSON object")
+    return config
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
+        raise CorruptFile(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict) or not all(isinstance(weight, torch.Tensor) for weight in found.values()):
+        raise CorruptFile(f"{file} holds something else than named tensors")
+    return found
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,120 @@
+"""Medusa heads in the layouts of others: as published (`0.0.linear.weight`), and vLLM's (`blocks.`, `lm_heads.`).
+
+Both are read, the second is written. A published head is a block, h + silu(A h + a), on the target's last normed hidden
+state, and output rows of its own. vLLM may leave rows out, and says in `token_map` which tokens the others are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from slipstream.drafters.learned import settings_of
+from slipstream.drafters.medusa import MedusaDrafter, MedusaSettings
+from slipstream.drafters.trained import Made, Trained
+from slipstream.errors import CorruptFile, DraftMismatch, OptionError
+from slipstream.train.foreign import Foreign
+
+METHOD = MedusaDrafter.name  # vLLM's config calls the method by the same word
+_MAP = "token_map"
+_VLLM = {r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)": r"\1.\2.linear.\3", r"lm_heads\.(\d+)\.weight": r"\1.1.weight"}
+
+
+def recognises(foreign: Foreign) -> bool:
+    """Whether these are heads of this kind."""
+    return "0.0.linear.weight" in map(_published, foreign.weights)
+
+
+# -- theirs to ours ---------------------------------------------------------------------------------------------------
+
+
+def imported(foreign: Foreign, made: Made) -> Trained:
+    """The heads as a checkpoint: the same numbers, one head below the other. What cannot be held is refused."""
+    weights = {_published(name): weight for name, weight in foreign.weights.items()}
+    dtype, width = foreign.dtype, made.hidden_size
+    heads = _count(foreign, weights)
+    listed = weights.pop(_MAP, None)
+    vocab = torch.arange(made.vocab_size) if listed is None else listed.long()
+    if int(vocab.max()) >= made.vocab_size or len(vocab.unique()) != len(vocab):
+        raise DraftMismatch(f"{foreign.name}: {_MAP} names tokens twice, or some that the target has not")
+    for head in range(heads):
+        weights.setdefault(f"{head}.0.linear.bias", weights["0.0.linear.weight"].new_zeros(width))
+        rows = weights.get(f"{head}.1.weight")
+        if rows is not None and listed is not None and len(rows) == made.vocab_size:
+            weights[f"{head}.1.weight"] = rows[vocab]
+    replace(foreign, weights=weights).require(_shapes(heads, width, len(vocab)))
+    order = vocab.argsort()
+    ours = {
+        "enter.weight": torch.cat([weights[f"{head}.0.linear.weight"] for head in range(heads)]),
+        "enter.bias": torch.cat([weights[f"{head}.0.linear.bias"] for head in range(heads)]),
+        "rows": torch.cat([weights[f"{head}.1.weight"][order] for head in range(heads)]),
+    }
+    settings = MedusaSettings(vocabulary=len(vocab), heads=heads, own_rows=True)
+    return Trained(METHOD, settings_of(settings), made, vocab[order], ours, {"imported": foreign.name, "dtype": dtype})
+
+
+def _published(name: str) -> str:
+    """A weight's name as the published layout has it."""
+    name = re.sub(r"^medusa_heads?\.", "", name)
+    for theirs, published in _VLLM.items():
+        name = re.sub(f"^{theirs}$", published, name)
+    return name
+
+
+def _count(foreign: Foreign, weights: dict[str, torch.Tensor]) -> int:
+    blocks = {tuple(map(int, name.split(".")[:2])) for name in weights if re.match(r"\d+\.\d+\.linear\.", name)}
+    if any(block for _, block in blocks):
+        raise foreign.refuse("has several blocks per head, and ours have one")
+    heads = len(blocks)
+    if blocks != {(head, 0) for head in range(heads)}:
+        raise CorruptFile(f"{foreign.name} lacks some of its heads", hint="is the download complete?")
+    return heads
+
+
+def _shapes(heads: int, width: int, tokens: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        shapes[f"{head}.0.linear.weight"] = (width, width)
+        shapes[f"{head}.0.linear.bias"] = (width,)
+        shapes[f"{head}.1.weight"] = (tokens, width)
+    return shapes
+
+
+# -- ours to theirs ---------------------------------------------------------------------------------------------------
+
+
+def exported(trained: Trained, context: int) -> Foreign:
+    """The heads in vLLM's layout."""
+    settings = MedusaSettings(**trained.settings)
+    if not settings.own_rows:
+        raise OptionError(
+            "these heads have a second matrix and the target's output rows, for which vLLM's layout has no place",
+            hint="heads that were trained with own_rows=true can be exported",
+        )
+    heads, made, ours = settings.heads, trained.target, trained.weights
+    parts = {name: ours[name].chunk(heads) for name in ("enter.weight", "enter.bias", "rows")}
+    dtype = trained.provenance.get("dtype", "float32")
+    weights: dict[str, torch.Tensor] = {}
+    for head in range(heads):
+        weights[f"blocks.{head}.layers.0.weight"] = parts["enter.weight"][head]
+        weights[f"blocks.{head}.layers.0.bias"] = parts["enter.bias"][head]
+        weights[f"lm_heads.{head}.weight"] = parts["rows"][head]
+    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
+    if len(trained.vocab) < made.vocab_size:
+        weights[_MAP] = trained.vocab
+    config: dict[str, Any] = {
+        "architectures": ["MedusaModel"],
+        "model_type": METHOD,
+        "hidden_size": made.hidden_size,
+        "vocab_size": made.vocab_size,
+        "truncated_vocab_size": len(trained.vocab),
+        "num_heads": heads,
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": True,
+        "max_seq_len": context,
+        "torch_dtype": dtype,
+    }
+    return Foreign(METHOD, config, weights)

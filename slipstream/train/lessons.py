@@ -1,0 +1,128 @@
+"""What is read when: the texts of a data set, those that are held out, the order of the batches, the draft vocabulary.
+
+Nothing here has a state: the batches of an epoch follow from the seed and the epoch's number, so that an interrupted
+training goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from slipstream.errors import OptionError
+from slipstream.train.data import ChatData
+
+Indices = npt.NDArray[np.int64]
+
+HELD_OUT, LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 32, 512  # a share of the chats, and how many at least and at most
+_WINDOW = 32  # batches' worth of texts that are sorted by length together
+_COUNTED = 4096  # chats whose tokens are counted at one time
+
+
+@dataclass(frozen=True)
+class Page:
+    """The texts of a batch, filled up on the right with token 0."""
+
+    tokens: torch.Tensor  # [batch, length]
+    prompt_lens: torch.Tensor  # [batch]
+    lengths: torch.Tensor  # [batch]
+
+    def to(self, device: str) -> Page:
+        """The same on a device."""
+        return Page(*(part.to(device, non_blocking=True) for part in (self.tokens, self.prompt_lens, self.lengths)))
+
+
+class Texts:
+    """The chats of a data set, cut to `longest` tokens; those without a word of the target before the cut are left out.
+
+    `training` and `held_out`: their indices. Which are held out depends on the number of chats alone.
+    """
+
+    def __init__(self, data: ChatData, longest: int) -> None:
+        self._data = data
+        self._longest = longest
+        chats = [(len(chat.tokens), chat.prompt_len) for chat in (data[index] for index in range(len(data)))]
+        whole, self._prompts = np.array(chats, np.int64).T
+        self._lengths = np.minimum(whole, longest)
+        mixed = _mixed(np.arange(len(data), dtype=np.uint64))
+        usable = self._lengths > self._prompts
+        order = np.argsort(mixed, kind="stable")
+        order = order[usable[order]]
+        count = min(max(LEAST_HELD_OUT, int(HELD_OUT * len(order))), MOST_HELD_OUT, len(order) // 2)
+        if count == 0:
+            raise OptionError(
+                f"the data has {len(order)} texts with an answer in its first {longest} tokens: too few to learn from",
+                hint="make more with slipstream synth, or raise --longest",
+            )
+        self.held_out: Indices = order[:count]
+        self.training: Indices = np.sort(order[count:])
+
+    def prompt(self, index: int) -> list[int]:
+        """The prompt of a chat."""
+        chat = self._data[int(index)]
+        ids: list[int] = chat.tokens[: chat.prompt_len].tolist()
+        return ids
+
+    def page(self, indices: Indices) -> Page:
+        """A batch of these chats."""
+        lengths = self._lengths[indices]
+        tokens = torch.zeros(len(indices), int(lengths.max()), dtype=torch.int64)
+        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
+            tokens[row, :length] = torch.from_numpy(self._data[int(index)].tokens[:length])
+        return Page(tokens, torch.from_numpy(self._prompts[indices]), torch.from_numpy(lengths))
+
+    def batches(self, seed: int, epoch: int, budget: int) -> list[Indices]:
+        """The batches of an epoch: each of the texts once, of `budget` tokens at most when filled up (or one text).
+
+        Texts of similar length share a batch, so that little is filled up; which ones, and the order, change with the
+        epoch.
+        """
+        draw = np.random.default_rng((seed, epoch))
+        shuffled = draw.permutation(self.training)
+        size = max(1, int(_WINDOW * budget / self._lengths[shuffled].mean()))
+        batches: list[Indices] = []
+        for start in range(0, len(shuffled), size):
+            window = shuffled[start : start + size]
+            window = window[np.argsort(self._lengths[window], kind="stable")]
+            batches.extend(_cut(window, self._lengths[window], budget))
+        return [batches[place] for place in draw.permutation(len(batches))]
+
+    def vocabulary(self, size: int, ends: Iterable[int]) -> torch.Tensor:
+        """The ids of the `size` tokens (0: all) that the answers have most of, ascending; `ends` are always among them.
+
+        Of tokens that are equally frequent the lower ids come first.
+        """
+        total = self._data.vocab_size
+        if size == 0 or size >= total:
+            return torch.arange(total)
+        counts = np.zeros(total, np.int64)
+        for start in range(0, len(self.training), _COUNTED):
+            some = self.training[start : start + _COUNTED]
+            counts += np.bincount(np.concatenate([self._answer(index) for index in some]), minlength=total)
+        counts[list(ends)] = np.iinfo(np.int64).max
+        return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
+
+    def _answer(self, index: int) -> Indices:
+        return self._data[int(index)].tokens[self._prompts[index] : self._lengths[index]]
+
+
+def _cut(texts: Indices, lengths: Indices, budget: int) -> list[Indices]:
+    """Texts in ascending length as batches: as many in each as fit when filled up to the longest."""
+    batches, start = [], 0
+    for stop in range(1, len(texts) + 1):
+        if stop == len(texts) or (stop + 1 - start) * lengths[stop] > budget:
+            batches.append(texts[start:stop])
+            start = stop
+    return batches
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Numbers scattered over 64 bits (splitmix; wrapping is meant)."""
+    x = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

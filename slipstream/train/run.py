@@ -1,0 +1,267 @@
+"""One training from beginning to end: what is asked for is checked, the target teaches, and a checkpoint is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.drafters import trained
+from slipstream.drafters.head import Head, HeadSettings
+from slipstream.drafters.learned import LearnedDrafter, frame_of, make_head, settings_of
+from slipstream.drafters.registry import drafter_class, drafter_names, make_options
+from slipstream.drafters.trained import Made, Trained
+from slipstream.errors import OptionError, unknown_choice
+from slipstream.llm import LLM
+from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.load import choose_device, choose_dtype
+from slipstream.models.loader import open_model
+from slipstream.train import report, state
+from slipstream.train.course import Course
+from slipstream.train.data import ChatData
+from slipstream.train.evaluate import Examiner
+from slipstream.train.finish import finish, mark_weights, provenance
+from slipstream.train.lessons import Texts
+from slipstream.train.state import Record
+from slipstream.train.teacher import Teacher
+from slipstream.train.trainer import Trainer, Watch
+
+BAD_BATCH = "bad-batch-"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to train, on what, where to. `init`: a checkpoint to start from, or a method, for the one that is found for
+    it. `settings`: the method's, as texts or values. `restart`: forget what an interrupted training left in `out`.
+    """
+
+    method: str
+    data: Path
+    out: Path | None = None  # None: where `slipstream run --speculate METHOD` looks for it
+    model: str = DEFAULT_MODEL
+    init: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    course: Course = field(default_factory=Course)
+    restart: bool = False
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+def learned_methods() -> list[str]:
+    """The methods that can be trained."""
+    return [name for name in drafter_names() if issubclass(drafter_class(name), LearnedDrafter)]
+
+
+def learned_class(method: str) -> type[LearnedDrafter[Any]]:
+    """The drafter of a method that can be trained; all others are refused."""
+    if method not in drafter_names():
+        raise unknown_choice("drafter", method, learned_methods())
+    kind = drafter_class(method)
+    if not issubclass(kind, LearnedDrafter):
+        raise OptionError(f"{method} does not learn", hint=f"valid: {', '.join(learned_methods())}")
+    return kind
+
+
+def require_method(method: str, settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings, converted; a method that does not learn, and settings that it does not have, are refused."""
+    shaped = make_options(method, learned_class(method).settings_type, settings)
+    return {name: getattr(shaped, name) for name in settings}
+
+
+def train(order: Order, watch: Watch) -> tuple[Path, Trained]:
+    """Carry out an order, or go on with it; the checkpoint's place and what is in it."""
+    kind = learned_class(order.method)
+    settings = make_options(order.method, kind.settings_type, order.settings)
+    given = None if order.out is None else order.out.expanduser().resolve()
+    if given is not None:
+        _require_ours(given)
+    data = ChatData(order.data)
+    llm = _open(order)
+    _require_written_by(llm, data, order.data)
+    out = given or trained.directory(order.method, llm.model.fingerprint)
+    _require_ours(out)
+    try:
+        _require_writable(out)
+        return out, _Training(order, kind, settings, data, llm, out, watch).run()
+    except OSError as error:
+        raise OptionError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
+
+
+def _open(order: Order) -> LLM:
+    """The target, with room for the texts and no more."""
+    _require_wide(order)
+    context = open_model(order.model).config.context
+    length = min(context, order.course.longest + order.course.answer)
+    return LLM(order.model, speculate=None, dtype=order.dtype, device=order.device, max_model_len=length)
+
+
+def _require_wide(order: Order) -> None:
+    """Refuse 16 bits on a CPU: they gain nothing there, and there are CPUs on which their gradients crash."""
+    if choose_device(order.device) == "cpu" and choose_dtype(order.dtype, "cpu") != torch.float32:
+        raise OptionError(f"dtype={order.dtype!r}: on a CPU drafters are trained in float32", hint="leave --dtype away")
+
+
+def _require_ours(out: Path) -> None:
+    """Refuse a place where something else lies: the finished checkpoint takes the place of all that is in it."""
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"{str(out)!r} is a file", hint="name a directory")
+    known = {trained.DESCRIPTION, trained.WEIGHTS, report.NUMBERS, report.PAGE}
+    for entry in sorted(out.iterdir()) if out.is_dir() else []:
+        if not (entry.name in known or state.is_ours(entry.name) or entry.name.startswith(BAD_BATCH)):
+            raise OptionError(
+                f"{str(out)!r} has {entry.name!r}, which no training put there", hint="name another place"
+            )
+
+
+def _require_writable(out: Path) -> None:
+    """Find out now: states are written into the directory, and the checkpoint beside it before it takes its place."""
+    out.mkdir(parents=True, exist_ok=True)
+    for probe in (out / ".state-probe", out.with_name(f".{out.name}-probe")):
+        probe.touch()
+        probe.unlink()
+
+
+def _require_written_by(llm: LLM, data: ChatData, place: Path) -> None:
+    if data.fingerprint != llm.model.fingerprint or data.vocab_size != llm.model.config.vocab_size:
+        raise OptionError(
+            f"{str(place)!r} was written by {data.description.get('model') or 'another model'} "
+            f"({data.fingerprint}), not by {llm.model.name} ({llm.model.fingerprint})",
+            hint="a drafter learns from what its own target wrote: slipstream synth -m MODEL",
+        )
+
+
+class _Training:
+    """The parts of one training, put together."""
+
+    def __init__(
+        self,
+        order: Order,
+        kind: type[LearnedDrafter[Any]],
+        settings: HeadSettings,
+        data: ChatData,
+        llm: LLM,
+        out: Path,
+        watch: Watch,
+    ) -> None:
+        self._order = order
+        self._kind = kind
+        self._llm = llm
+        self._data = data
+        self._out = out
+        self._watch = watch
+        self._teacher = Teacher(llm.model)
+        self._course = order.course.on(llm.model.device)
+        self._start = self._starting_point(settings)
+        self._settings = settings_of(settings) if self._start is None else self._start.settings
+        counts = data.description["counts"]
+        self._arguments: dict[str, Any] = {
+            "method": order.method,
+            "target": llm.model.fingerprint,
+            "data": f"{counts['kept']} chats, {counts['tokens']} tokens, {data.description['created']}",
+            "init": order.init,
+            **{f"set {name}": value for name, value in self._settings.items()},
+            **asdict(self._course),
+        }
+
+    def run(self) -> Trained:
+        """Train, or say what was trained."""
+        if self._order.restart:
+            state.clear(self._out)
+        former = state.load(self._out, self._arguments)
+        if former is None and not self._order.restart and (self._out / trained.DESCRIPTION).exists():
+            return self._already_there()
+        texts = Texts(self._data, self._course.longest)
+        head = self._head(texts)
+        drafter = self._drafter(head)
+        during, after = self._examiners(texts)
+        trainer = Trainer(
+            head, self._teacher, texts, self._course, lambda w: mark_weights(drafter, w, during), self._out, self._watch
+        )
+        self._introduce(head, texts)
+        if former is not None:
+            trainer.restore(former)
+            self._watch.tell(f"going on at step {trainer.record.step:,}")
+        trainer.run(lambda: state.save(self._out, trainer.state, self._arguments))
+        self._watch.tell(f"the best weights are those of step {trainer.record.best_step:,}; examining them")
+        state.save(self._out, trainer.state, self._arguments)
+        drafter = replace(drafter, weights=trainer.best, provenance=self._provenance(trainer.record))
+        return finish(self._out, drafter, trainer.record, after)
+
+    def _already_there(self) -> Trained:
+        found = trained.load(self._out)
+        state.require_same(self._out, found.provenance.get("arguments", {}), self._arguments)
+        self._watch.tell(f"{self._out} has been trained already; --restart trains it anew")
+        return found
+
+    def _starting_point(self, settings: HeadSettings) -> Trained | None:
+        """The checkpoint to start from: its settings and vocabulary hold, and none of its settings can be changed."""
+        order = self._order
+        if not order.init:
+            return None
+        fingerprint = self._llm.model.fingerprint
+        place = Path(order.init).expanduser()
+        if order.init in drafter_names() and not place.exists():
+            found = trained.find(order.init, fingerprint)
+            if found is None:
+                raise OptionError(f"there is no {order.init} for this target ({fingerprint}) to start from")
+            place = found
+        start = trained.load(place)
+        start.require(order.method, fingerprint, place)
+        for name in order.settings:
+            if getattr(settings, name) != start.settings.get(name):
+                raise OptionError(
+                    f"{place} has {name}={start.settings.get(name)!r}, which cannot become {getattr(settings, name)!r}",
+                    hint="leave --set away, or train without --init",
+                )
+        return start
+
+    def _head(self, texts: Texts) -> Head:
+        llm = self._llm
+        if self._start is None:
+            vocab = texts.vocabulary(int(self._settings["vocabulary"]), llm.end_ids)
+        else:
+            vocab = self._start.vocab
+        torch.manual_seed(self._course.seed)
+        frame = frame_of(llm.engine.drafter.target, vocab.to(llm.model.device))
+        head = make_head(self._kind, self._settings, frame)
+        if self._start is not None:
+            head.load_state_dict(self._start.weights)
+        return head.to(llm.model.device).float().train()
+
+    def _drafter(self, head: Head) -> Trained:
+        """The checkpoint to be, without what is still to be learnt."""
+        config, model = self._llm.model.config, self._llm.model
+        made = Made(model.fingerprint, Path(model.name).name, config.vocab_size, config.hidden_size, config.layers)
+        return Trained(self._order.method, self._settings, made, head.frame.vocab.cpu(), {})
+
+    def _examiners(self, texts: Texts) -> tuple[Examiner, Examiner]:
+        """For the examinations during the training, and for those after it: other prompts, if there are enough."""
+        count, held_out = self._course.prompts, [texts.prompt(index) for index in texts.held_out]
+        during, after = held_out[:count], held_out[count : 2 * count]
+        method, answer = self._order.method, self._course.answer
+        return (
+            Examiner(self._llm, method, during, answer),
+            Examiner(self._llm, method, after if len(after) == count else during, answer),
+        )
+
+    def _introduce(self, head: Head, texts: Texts) -> None:
+        size = sum(weight.numel() for weight in head.parameters())
+        self._watch.tell(
+            f"{self._order.method} for {self._llm.model.name} on {self._llm.model.device}: {size / 1e6:.1f} M weights, "
+            f"{len(head.frame.vocab):,} draft tokens, {len(texts.training):,} texts, {len(texts.held_out)} held out"
+        )
+
+    def _provenance(self, record: Record) -> dict[str, Any]:
+        device = self._llm.model.device
+        made = provenance(self._arguments, self._data.description, device)
+        peak = torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else None
+        training = {
+            "steps": record.step,
+            "best_step": record.best_step,
+            "epochs": record.epoch,
+            "tokens": record.tokens,
+        }
+        return {**made, "training": {**training, "minutes": round(record.seconds / 60, 2), "peak_memory_bytes": peak}}

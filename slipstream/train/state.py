@@ -1,0 +1,131 @@
+"""Where a training stands, on disk: a directory that appears whole or not at all, and from which it goes on.
+
+`state.json` has the numbers and the arguments, `tensors.safetensors` the weights, the best weights so far and what the
+optimiser remembers. Random numbers need no place here: they follow from the seed and the number of the step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from slipstream.errors import CorruptFile, OptionError
+
+NUMBERS, TENSORS = "state.json", "tensors.safetensors"
+_PARTIAL, _NAME = ".state", re.compile(r"state-(\d{9})")
+_VERSION = 1
+_ANEW = "--restart begins anew"
+
+
+@dataclass
+class Record:
+    """The course of a training so far: all of it that is not a tensor."""
+
+    step: int = 0  # steps that are done
+    epoch: int = 0
+    place: int = 0  # batches of this epoch that are done
+    warm_up: int = 0  # the schedule, once it is known
+    horizon: int = 0
+    every: int = 0  # steps from one examination to the next, where the course does not say
+    seconds: float = 0.0
+    tokens: int = 0  # that were learnt from
+    best: float = 0.0  # tokens per step of the best weights
+    best_step: int = -1  # -1: nothing has been examined
+    losses: list[dict[str, Any]] = field(default_factory=list)  # step, loss, accuracy by depth
+    marks: list[dict[str, Any]] = field(default_factory=list)  # step, seconds, and an examination's `Mark`
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class State:
+    """A record and its tensors, as they were saved."""
+
+    record: Record
+    weights: Tensors
+    best: Tensors
+    memory: Tensors  # the optimiser's, under "number of the parameter.name"
+
+
+def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
+    """Put a state into `folder`; the one before goes when the new one is there."""
+    partial = folder / f"{_PARTIAL}-{os.getpid()}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    groups = {"weights": state.weights, "best": state.best, "memory": state.memory}
+    tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial / TENSORS)
+    numbers = {"version": _VERSION, "arguments": dict(arguments), "record": asdict(state.record)}
+    (partial / NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")
+    for file in (partial / TENSORS, partial / NUMBERS):
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
+    old = _states(folder)
+    place = folder / f"state-{state.record.step:09d}"
+    shutil.rmtree(place, ignore_errors=True)
+    partial.rename(place)
+    for former in old:
+        if former != place:
+            shutil.rmtree(former, ignore_errors=True)
+
+
+def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:
+    """The state to go on from; None: there is none. One of a training with other arguments is refused."""
+    states = _states(folder)
+    if not states:
+        return None
+    place = states[-1]
+    try:
+        numbers = json.loads((place / NUMBERS).read_text())
+        tensors = load_file(place / TENSORS)
+        if numbers["version"] != _VERSION:
+            raise ValueError(f"version {numbers['version']} of the format, and {_VERSION} is read here")
+        require_same(place, numbers["arguments"], arguments)
+        groups: dict[str, Tensors] = {"weights": {}, "best": {}, "memory": {}}
+        for name, tensor in tensors.items():
+            group, _, rest = name.partition("/")
+            groups[group][rest] = tensor
+        return State(Record(**numbers["record"]), **groups)
+    except OptionError:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        what = " ".join(str(error).split())
+        raise CorruptFile(f"{place} cannot be read: {what}", hint=_ANEW) from None
+
+
+def clear(folder: Path) -> None:
+    """Forget every state."""
+    for place in _states(folder):
+        shutil.rmtree(place)
+
+
+def require_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with other arguments than those of the beginning, the first difference named."""
+    now = json.loads(json.dumps(now))  # as a file gives it back
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            raise OptionError(
+                f"{place} was made with {name}={before.get(name)!r}, and now it is {now.get(name)!r}",
+                hint=f"go on with the same arguments, or name another directory; {_ANEW}",
+            )
+
+
+def is_ours(name: str) -> bool:
+    """Whether a training put an entry of this name into its folder."""
+    return name.startswith(_PARTIAL) or _NAME.fullmatch(name) is not None
+
+
+def _states(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return sorted(place for place in folder.glob("state-*") if _NAME.fullmatch(place.name))

@@ -1,0 +1,137 @@
+"""What the target thinks while it reads: whole texts in one dense pass, hidden states and probabilities to learn from.
+
+The layers are the decoder's own (`Decoder.run_`); only attention is another, because nothing is cached: each row sees
+the rows before it in its own text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from slipstream.cache import LayerStore
+from slipstream.drafters.head import Lesson
+from slipstream.errors import OptionError
+from slipstream.models.config import ModelConfig
+from slipstream.models.decoder import Decoder
+from slipstream.models.model import Model
+
+_SLICE = 1 << 26  # logits that exist at one time: [rows, vocabulary] is cut into so many elements
+
+
+class Teacher:
+    """The frozen target of a head that is trained."""
+
+    def __init__(self, model: Model) -> None:
+        if not isinstance(model, Decoder):
+            raise OptionError(
+                f"{model.name} runs through transformers, which gives no hidden states to learn from",
+                hint="train for a model of a family that runs natively: docs/models.md",
+            )
+        self._model = model
+
+    def lesson(
+        self,
+        tokens: torch.Tensor,
+        prompt_lens: torch.Tensor,
+        vocab: torch.Tensor,
+        taps: Sequence[int],
+        lengths: torch.Tensor | None = None,
+    ) -> Lesson:
+        """Read texts [batch, length], of which the first `prompt_lens` [batch] tokens are not the target's own.
+
+        `vocab`: the draft tokens. `lengths` [batch]: tokens of each text, what is behind them being filled up (default:
+        all). Rows that are not worth learning have probabilities of 0 and no best token.
+        """
+        learn = _own_words(tokens, prompt_lens, lengths)
+        hidden, tapped = self._read(tokens, taps)
+        probabilities, best = self._judged(hidden, learn, vocab)
+
+        def reread(other: torch.Tensor) -> torch.Tensor:
+            every = torch.ones_like(other, dtype=torch.bool)
+            return self._judged(self._read(other, ())[0], every, vocab)[0]
+
+        return Lesson(tokens, learn, tapped, probabilities, best, reread)
+
+    def _read(self, tokens: torch.Tensor, taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The residual stream [batch, length, width] after the last layer, and after those asked for."""
+        model = self._model
+        rows = _WholeTexts(tokens, model.config)
+        stores = [_NOWHERE] * model.config.layers
+        # A head may ask for another reading in the middle of a training step, where types are chosen automatically.
+        with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+            x = model.embed(tokens.flatten())
+            tapped = model.run_(x, rows, rows.attend, stores, range(model.config.layers), taps)
+        return x.view(*tokens.shape, -1), {layer: hidden.view(*tokens.shape, -1) for layer, hidden in tapped.items()}
+
+    def _judged(
+        self, hidden: torch.Tensor, wanted: torch.Tensor, vocab: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Probabilities [batch, length, draft tokens] of the rows that are wanted, and each row's first choice."""
+        model = self._model
+        probabilities = hidden.new_zeros(wanted.numel(), len(vocab))
+        best = torch.full((wanted.numel(),), -1, device=hidden.device)
+        place = torch.full((model.config.vocab_size,), -1, device=hidden.device)
+        place[vocab] = torch.arange(len(vocab), device=hidden.device)
+        with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+            flat = hidden.flatten(0, 1)
+            for rows in wanted.flatten().nonzero()[:, 0].split(max(1, _SLICE // model.config.vocab_size)):
+                logits = model.head(flat[rows])
+                whole = torch.logsumexp(logits.float(), -1, keepdim=True)  # over all tokens, the draft's or not
+                probabilities[rows] = (logits[:, vocab].float() - whole).exp().to(probabilities.dtype)
+                best[rows] = place[logits.argmax(-1)]
+        return probabilities.view(*wanted.shape, -1), best.view(wanted.shape)
+
+
+def _own_words(tokens: torch.Tensor, prompt_lens: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """Where the next token is there and is one of the target's answer, [batch, length]."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None, :]
+    ends = torch.full_like(prompt_lens, tokens.shape[1]) if lengths is None else lengths
+    return (positions >= prompt_lens[:, None] - 1) & (positions < ends[:, None] - 1)
+
+
+class _WholeTexts:
+    """The rows of texts [batch, length], one text after the other, as the decoder wants to know them."""
+
+    def __init__(self, tokens: torch.Tensor, config: ModelConfig) -> None:
+        self._batch, self._length = tokens.shape
+        self._config = config
+        self._line = torch.arange(self._length, device=tokens.device)
+        self.positions = self._line.repeat(self._batch)
+        self.highest = self._length - 1
+
+    def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
+        """K and V are read where they are."""
+
+    def attend(self, qkv: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
+        """[rows, width of qkv] -> [rows, heads * size]; q is scaled, and divided by a soft cap where there is one."""
+        config = self._config
+        parts = qkv.view(self._batch, self._length, -1, config.head_dim).transpose(1, 2)
+        q, k, v = parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        if config.attention_softcap is not None:
+            mixed = self._capped(q, k, v, config.attention_softcap, window)
+        elif window is None or window >= self._length:
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+        else:
+            seen = self._seen(window)
+            mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(self._batch * self._length, -1)
+
+    def _seen(self, window: int | None) -> torch.Tensor:
+        """Which rows (second index) a row sees, [length, length]."""
+        back = self._line[:, None] - self._line[None, :]
+        return (back >= 0) & (back < (self._length if window is None else window))
+
+    def _capped(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cap: float, window: int | None
+    ) -> torch.Tensor:
+        group = self._config.heads // self._config.kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.tanh(q.float() @ k.float().transpose(-1, -2)) * cap
+        weights = torch.softmax(scores.masked_fill_(~self._seen(window), float("-inf")), -1)
+        return weights.to(v.dtype) @ v
+
+
+_NOWHERE = LayerStore(torch.empty(2, 0))  # whole texts leave nothing behind

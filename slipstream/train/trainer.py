@@ -1,0 +1,307 @@
+"""The loop: a batch, the target's reading of it, the head's losses, a step; now and then an examination."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from slipstream.drafters.head import Head
+from slipstream.errors import NotEnoughMemory, SlipstreamError
+from slipstream.train.course import Course, Schedule
+from slipstream.train.evaluate import Mark
+from slipstream.train.lessons import Page, Texts
+from slipstream.train.state import Record, State, Tensors
+from slipstream.train.teacher import Teacher
+
+_BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.01, 1.0
+_SMOOTHED = 10  # steps that one entry of the record's losses stands for
+_UNTIMED = 5  # first steps, which are slower than all others
+_TIMED, _TIMED_SHARE = 60, 0.1  # steps after which the horizon is planned, or the share of the time
+# Examinations while it trains and when it is over, and the most of the minutes that either may take.
+_MARKS, _MARKS_SHARE, _LEAST_MARKS = 20, 0.2, 4
+_LAST_MARKS, _LAST_SHARE = 8, 0.3
+_SOONER = 0.5  # of the first examination's time: a drafter that has learnt something needs fewer steps
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how it goes: `tell` gets lines that stay, `show` one that the next replaces."""
+
+    tell: Callable[[str], None] = lambda line: None
+    show: Callable[[str], None] = lambda line: None
+
+
+class Trainer:
+    """Trains one head. What it has come to is in `head`, `best` and `record`."""
+
+    def __init__(
+        self,
+        head: Head,
+        teacher: Teacher,
+        texts: Texts,
+        course: Course,
+        mark: Callable[[Tensors], Mark],
+        folder: Path,
+        watch: Watch,
+    ) -> None:
+        self.head = head
+        self.record = Record()
+        self.best: Tensors = {}
+        self.device = str(head.frame.vocab.device)
+        self._teacher = teacher
+        self._texts = texts
+        self._course = course
+        self._mark = mark
+        self._folder = folder
+        self._watch = watch
+        self._optimiser = _optimiser(head, course.rate, fused=self.device.startswith("cuda"))
+        self._batches: tuple[int, list[Any]] = (-1, [])
+        self._reading: _Reading | None = None
+        self._recent: list[list[float]] = []
+        self._came_with = 0.0  # seconds that former runs took
+        self._began = time.perf_counter()
+
+    # -- going on -----------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        memory = self._optimiser.state_dict()["state"]
+        flat = {f"{number}.{name}": tensor for number, kept in memory.items() for name, tensor in kept.items()}
+        return State(self.record, dict(self.head.state_dict()), self.best, flat)
+
+    def restore(self, state: State) -> None:
+        """Stand where a former run stood."""
+        self.record, self.best = state.record, state.best
+        self.head.load_state_dict(state.weights)
+        memory: dict[int, dict[str, torch.Tensor]] = {}
+        for key, tensor in state.memory.items():
+            number, _, name = key.partition(".")
+            memory.setdefault(int(number), {})[name] = tensor
+        groups = self._optimiser.state_dict()["param_groups"]
+        self._optimiser.load_state_dict({"state": memory, "param_groups": groups})
+        self._came_with = state.record.seconds
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self, save: Callable[[], None]) -> None:
+        """Train to the end; `save` is called where a later run may go on."""
+        course, record = self._course, self.record
+        self._began = time.perf_counter()
+        if record.best_step < 0:
+            if self.device.startswith("cuda"):
+                self._mark(self._weights())  # the first one loads kernels, and the next is timed
+            self._examine()
+        self._start_clock()
+        first = record.step
+        while not self._over():
+            self._plan()
+            self._step()
+            if record.step == first + _UNTIMED:
+                self._settle()
+                self._start_clock()
+            every = course.evaluate or record.every
+            if every and record.step % every == 0:
+                self._examine()
+            if record.step % course.save == 0:
+                self._note_losses()
+                save()
+        self._note_losses()
+        if record.marks[-1]["step"] != record.step:
+            self._examine()
+
+    def _start_clock(self) -> None:
+        """From here on the speed is measured."""
+        self._first, self._before, self._started = self.record.step, self.record.tokens, time.perf_counter()
+
+    def _over(self) -> bool:
+        """Whether the last step is done, the time is over, or nothing gets better any more."""
+        record, course = self.record, self._course
+        record.seconds = self._came_with + time.perf_counter() - self._began
+        if course.steps == 0 and record.seconds >= 60 * course.minutes - self._last_marks():
+            return True
+        since = sum(mark["step"] > record.best_step for mark in record.marks)
+        return record.step >= (record.horizon or record.step + 1) or 0 < course.patience <= since
+
+    def _plan(self) -> None:
+        """Set the horizon: the number of steps is known, or follows from how long the first ones took."""
+        record, course = self.record, self._course
+        if record.horizon:
+            return
+        if course.steps:
+            schedule, marks = Schedule.over(course.rate, course.steps), _MARKS
+        elif record.step > self._first and (
+            record.step >= _TIMED or record.seconds > _TIMED_SHARE * 60 * course.minutes
+        ):
+            steps, marks = self._affordable()
+            schedule = Schedule.over(course.rate, record.step + steps, record.step)
+            self._watch.tell(f"{schedule.horizon:,} steps fit into {course.minutes:g} minutes")
+        else:
+            return
+        record.warm_up, record.horizon = schedule.warm_up, schedule.horizon
+        record.every = max(1, record.horizon // marks)
+
+    def _affordable(self) -> tuple[int, int]:
+        """How many steps, and how many examinations in all, the minutes that are left have room for."""
+        self._settle()
+        record, course = self.record, self._course
+        each = (time.perf_counter() - self._started) / (record.step - self._first)
+        left = 60 * course.minutes - self._last_marks() - record.seconds
+        took = self._one_mark()
+        if course.evaluate:
+            return max(1, int(left / (each + took / course.evaluate))), _MARKS
+        marks = min(_MARKS, max(_LEAST_MARKS, int(_MARKS_SHARE * 60 * course.minutes / took)))
+        return max(1, int((left - marks * took) / each)), marks
+
+    def _one_mark(self) -> float:
+        """Seconds that an examination takes."""
+        first, *others = (float(mark["took"]) for mark in self.record.marks)
+        return min([_SOONER * first, *others])
+
+    def _last_marks(self) -> float:
+        """Seconds to leave for the examinations at the very end."""
+        return min(_LAST_MARKS * self._one_mark(), _LAST_SHARE * 60 * self._course.minutes)
+
+    def _step(self) -> None:
+        record, course = self.record, self._course
+        page = self._next_page()
+        schedule = Schedule(course.rate, record.warm_up, record.horizon) if record.horizon else Schedule(course.rate)
+        for group in self._optimiser.param_groups:
+            group["lr"] = schedule.rate(record.step)
+        torch.manual_seed((course.seed << 32) + record.step)  # whatever a head draws is the same when it is done again
+        try:
+            numbers = self._learn(page.to(self.device))
+        except torch.OutOfMemoryError:
+            what = f"a batch of {page.tokens.numel()} tokens does not fit into the memory of {self.device}"
+            raise NotEnoughMemory(what, hint=f"--tokens {max(1, course.tokens // 2)}") from None
+        record.step += 1
+        record.tokens += int((page.lengths - page.prompt_lens).sum())
+        self._settle()
+        self._reading = _Reading(record.step, page, numbers)
+
+    def _learn(self, page: Page) -> torch.Tensor:
+        """One step on a batch; its loss and the accuracies by depth, [1 + depths]."""
+        head = self.head
+        lesson = self._teacher.lesson(page.tokens, page.prompt_lens, head.frame.vocab, head.taps, page.lengths)
+        narrow = head.frame.rows.dtype != torch.float32  # the target's type, which its hidden states have
+        with torch.autocast(page.tokens.device.type, torch.bfloat16, enabled=narrow):
+            losses = head.losses(lesson)
+        self._optimiser.zero_grad(set_to_none=True)
+        losses.total.backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIP)
+        self._optimiser.step()
+        return torch.cat([losses.total.detach().float().view(1), losses.accuracy.detach().float()])
+
+    def _next_page(self) -> Page:
+        """The next batch; where an epoch ends, another begins."""
+        record, course = self.record, self._course
+        if self._batches[0] != record.epoch:
+            self._batches = record.epoch, self._texts.batches(course.seed, record.epoch, course.tokens)
+        page = self._texts.page(self._batches[1][record.place])
+        record.place += 1
+        if record.place == len(self._batches[1]):
+            record.epoch, record.place = record.epoch + 1, 0
+        return page
+
+    # -- what came of it ----------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Read the numbers of the last step: a step late, so that a GPU never waits for the host."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            numbers = reading.numbers()
+            if not math.isfinite(numbers[0]):
+                self._give_up(reading, numbers[0])
+            self._recent.append(numbers)
+            self._show(reading.step, numbers)
+            if len(self._recent) == _SMOOTHED:
+                self._note_losses()
+
+    def _note_losses(self) -> None:
+        """Put what was read since the last time into the record."""
+        self._settle()
+        if self._recent:
+            loss, *accuracy = (sum(column) / len(self._recent) for column in zip(*self._recent, strict=True))
+            self.record.losses.append({"step": self.record.step, "loss": loss, "accuracy": accuracy})
+            self._recent.clear()
+
+    def _give_up(self, reading: _Reading, loss: float) -> None:
+        page, file = reading.page, self._folder / f"bad-batch-{reading.step}.safetensors"
+        save_file({"tokens": page.tokens, "prompt_lens": page.prompt_lens, "lengths": page.lengths}, file)
+        raise SlipstreamError(
+            f"the loss was {loss} at step {reading.step}; the batch is in {file}",
+            hint="try a smaller --rate with --restart",
+        )
+
+    def _weights(self) -> Tensors:
+        """A copy of the weights of now."""
+        return {name: weight.detach().cpu().clone() for name, weight in self.head.state_dict().items()}
+
+    def _examine(self) -> None:
+        """Decode with the weights of now; keep them if they are the best so far."""
+        self._settle()
+        record, began = self.record, time.perf_counter()
+        weights = self._weights()
+        mark = self._mark(weights)
+        took = time.perf_counter() - began
+        record.seconds = self._came_with + time.perf_counter() - self._began
+        record.marks.append({"step": record.step, "seconds": record.seconds, "took": took, **asdict(mark)})
+        better = mark.tokens_per_step >= record.best
+        if better:
+            record.best, record.best_step, self.best = mark.tokens_per_step, record.step, weights
+        depths = " ".join(f"{share:.2f}" for share in mark.by_depth)
+        self._watch.tell(
+            f"step {record.step:,}: {mark.tokens_per_step:.3f} tokens per step{' *' if better else ''}, "
+            f"accepted by depth {depths or 'nothing'}, {record.seconds / 60:.1f} min"
+        )
+
+    def _show(self, step: int, numbers: list[float]) -> None:
+        record, seconds = self.record, time.perf_counter() - self._started
+        done = max(1, record.step - self._first)
+        left = f"{seconds / done * (record.horizon - record.step) / 60:.1f} min left" if record.horizon else ""
+        accuracy = " ".join(f"{share:.2f}" for share in numbers[1:])
+        speed = f"{(record.tokens - self._before) / max(seconds, 1e-9):,.0f} tokens/s"
+        total = f" of {record.horizon:,}" if record.horizon else ""
+        best = f"{record.best:.2f} tokens per step"
+        self._watch.show(
+            ", ".join(
+                filter(
+                    None, [f"step {step:,}{total}", f"loss {numbers[0]:.3f}", f"right {accuracy}", best, speed, left]
+                )
+            )
+        )
+
+
+class _Reading:
+    """The numbers of a step on their way to the host, and the batch that they are of."""
+
+    def __init__(self, step: int, page: Page, numbers: torch.Tensor) -> None:
+        self.step = step
+        self.page = page
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._arrived = None
+        if numbers.is_cuda:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def numbers(self) -> list[float]:
+        """Loss, and accuracy by depth."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers: list[float] = self._numbers.tolist()
+        return numbers
+
+
+def _optimiser(head: Head, rate: float, *, fused: bool) -> torch.optim.Optimizer:
+    """AdamW; only matrices decay."""
+    matrices = [weight for weight in head.parameters() if weight.ndim >= 2]
+    others = [weight for weight in head.parameters() if weight.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": _DECAY}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate, betas=_BETAS, fused=fused)

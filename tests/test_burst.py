@@ -1,0 +1,203 @@
+"""Bursts of plain decoding give what single steps give. Here on a CPU: the same code, called instead of captured."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.attention import Attention, BlockAttention, Tiles, tree_segment
+from slipstream.cache import PAGE_SIZE, PageTable
+from slipstream.engine import Progress
+from slipstream.engine.burst import STEPS, Burst, make_burst
+from slipstream.graphs import Graphs, bucket
+from slipstream.models.decoder import Decoder
+from slipstream.tree import TokenTree
+from slipstream.verify import Match, Rejection
+from tests.tiny import tiny_llm
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def bursting_llm(**kwargs: Any) -> LLM:
+    """An LLM that decodes in bursts, with the attention that this machine has over the lanes' pages."""
+    llm = tiny_llm(**kwargs)
+    model = llm.model
+    assert isinstance(model, Decoder)
+    config = model.config
+
+    def attention_over(tiles: Tiles) -> Attention:
+        segments = []
+        for slot, pages in zip(tiles.slots.tolist(), tiles.tables.tolist(), strict=True):
+            table = PageTable(pages[: slot // PAGE_SIZE + 1])
+            segments.append(tree_segment(table, slot, [0], TokenTree(0)))
+        return BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, "cpu")
+
+    model.attention_over = attention_over  # type: ignore[method-assign]
+    llm.engine.burst = Burst(model, llm.cache)
+    return llm
+
+
+def prompts(count: int, longest: int = 300) -> list[list[int]]:
+    chooser = random.Random(count)
+    return [[chooser.randrange(97) for _ in range(chooser.randrange(1, longest))] for _ in range(count)]
+
+
+def steps_of(llm: LLM) -> list[list[Progress]]:
+    """Records what each step of the engine returns."""
+    seen: list[list[Progress]] = []
+    original = llm.engine.step
+
+    def step() -> list[Progress]:
+        seen.append(original())
+        return seen[-1]
+
+    llm.engine.step = step  # type: ignore[method-assign]
+    return seen
+
+
+def same(plain: LLM, bursting: LLM, asked: list[list[int]], how: list[SamplingParams]) -> list[list[Progress]]:
+    """Ask both and compare everything that a user can see but times; returns the steps of the second."""
+    wanted = plain.generate(asked, how)
+    seen = steps_of(bursting)
+    given = bursting.generate(asked, how)
+    for one, other in zip(wanted, given, strict=True):
+        for left, right in zip(one.outputs, other.outputs, strict=True):
+            assert left.token_ids == right.token_ids
+            assert (left.text, left.finish_reason, left.stop_reason) == (
+                right.text,
+                right.finish_reason,
+                right.stop_reason,
+            )
+            for name in ("steps", "emitted", "decoded", "accepted", "origins", "tokens_per_step", "lossy"):
+                assert getattr(left.stats, name) == getattr(right.stats, name), name
+            assert right.stats.decoded == 0 or right.stats.decode_ms > 0
+    assert bursting.cache.available == bursting.cache.capacity
+    return seen
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_mixed_batch_gets_the_tokens_of_single_steps(window: int | None) -> None:
+    asked = prompts(7)
+    lengths = (40, 1, 2, 17, 64, 33, 16)
+    how = [SamplingParams(temperature=(0.0, 0.8, 1.3)[i % 3], seed=i, max_tokens=n) for i, n in enumerate(lengths)]
+    seen = same(tiny_llm(sliding_window=window), bursting_llm(sliding_window=window), asked, how)
+    assert max(p.new_tokens for step in seen for p in step) == STEPS
+    assert len(seen) < 12, "64 tokens took single steps"
+
+
+def test_an_end_inside_a_burst_drops_what_is_behind_it() -> None:
+    asked = prompts(6, 40)
+    how = [SamplingParams(temperature=1.0, seed=i, max_tokens=60, stop_token_ids=[11, 12, 13]) for i in range(6)]
+    options: dict[str, Any] = {"eos": 5, "characters": True}
+    seen = same(tiny_llm(**options), bursting_llm(**options), asked, how)
+    ended = [p for step in seen for p in step if p.sequence.finish_reason == "stop"]
+    assert {0 < p.new_tokens < STEPS for p in ended} >= {True}
+    reasons = {p.sequence.stop_reason for p in ended}
+    assert None in reasons and reasons & {11, 12, 13}, "both the model's own end and a stop token"
+
+
+def test_the_end_of_the_context_ends_a_burst() -> None:
+    asked = [[i + 1] * n for i, n in enumerate((120, 100, 90, 127))]
+    how = [SamplingParams(temperature=0.5, seed=i) for i in range(4)]
+    same(tiny_llm(context=128), bursting_llm(context=128), asked, how)
+
+
+def test_a_full_cache_sets_the_youngest_aside_and_no_token_changes() -> None:
+    asked = [[i + 1] * (90 + 20 * i) for i in range(5)]
+    how = [SamplingParams(temperature=0.8, seed=i, max_tokens=120) for i in range(5)]
+    tight = bursting_llm(context=384, cache_tokens=5 * PAGE_SIZE)
+    seen = same(tiny_llm(context=384), tight, asked, how)
+    assert tight.engine.scheduler.set_aside > 0
+    assert any(p.new_tokens > 1 for step in seen for p in step)
+
+
+def test_pages_that_a_burst_filled_are_shared() -> None:
+    llm = bursting_llm()
+    prompt = prompts(1)[0][:100]
+    how = SamplingParams(temperature=0.7, seed=3, max_tokens=200)
+    answer = llm.generate([prompt], how)[0].token_ids
+    told = [*prompt, *answer, 1, 2, 3]
+    table = llm.cache.open(told)
+    assert len(table.pages) == (len(prompt) + len(answer)) // PAGE_SIZE == 2
+    llm.cache.release(table)
+    wanted = tiny_llm().generate([told], how)[0].token_ids
+    assert llm.generate([told], how)[0].token_ids == wanted, "a shared page holds the wrong rows"
+
+
+def test_choices_of_one_request_and_requests_that_come_later_join() -> None:
+    asked = prompts(9, 200)
+    how = [SamplingParams(n=1 + i % 3, temperature=0.9, seed=i, max_tokens=20 + i) for i in range(9)]
+    same(tiny_llm(max_num_seqs=4), bursting_llm(max_num_seqs=4), asked, how)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"top_p": 0.9}, {"logprobs": 1}, {"stop": "~~"}, {"min_tokens": 3}, {"presence_penalty": 0.5}]
+)
+def test_one_sequence_that_needs_the_host_makes_all_take_single_steps(odd: dict[str, Any]) -> None:
+    asked = prompts(3, 50)
+    how = [SamplingParams(temperature=0.9, seed=i, max_tokens=20, **(odd if i == 1 else {})) for i in range(3)]
+    seen = same(tiny_llm(characters=True), bursting_llm(characters=True), asked, how)
+    assert {p.new_tokens for step in seen for p in step} == {1}
+
+
+def test_a_stream_gets_several_tokens_at_a_time() -> None:
+    llm = bursting_llm(characters=True)
+    how = SamplingParams(temperature=0.9, seed=4, max_tokens=40)
+    deltas = list(llm.stream([5, 6, 7], how))
+    wanted = tiny_llm(characters=True).generate([[5, 6, 7]], how)[0]
+    assert [t for d in deltas for t in d.token_ids] == wanted.token_ids
+    assert "".join(d.text for d in deltas) == wanted.text
+    assert [len(d.token_ids) for d in deltas] == [1, 16, 16, 7]
+    assert deltas[-1].completion is not None
+
+
+def test_cancelling_between_bursts_frees_the_pages() -> None:
+    llm = bursting_llm()
+    stream = llm.stream([5, 6, 7], SamplingParams(temperature=0.9, seed=4, max_tokens=400))
+    for _ in range(3):
+        next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.cache.available == llm.cache.capacity
+
+
+def test_prompts_do_not_stop_the_others_bursts() -> None:
+    llm = bursting_llm(context=2048)
+    seen = steps_of(llm)
+    streams = [
+        llm.stream([3, 4], SamplingParams(temperature=0, max_tokens=60)),
+        llm.stream([9] * 1500, SamplingParams(temperature=0, max_tokens=4)),
+    ]
+    for stream in streams:
+        list(stream)
+    assert [p.new_tokens for p in seen[1]] == [STEPS], "the long prompt is fed beside a burst"
+
+
+def test_only_engines_that_never_draft_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm()
+    engine = llm.engine
+    assert engine.burst is None, "a pass on a CPU cannot be captured"
+    monkeypatch.setattr(Decoder, "captures", True)
+    assert isinstance(make_burst(llm.model, llm.cache, engine.drafter, Match()), Burst)
+    assert make_burst(llm.model, llm.cache, engine.drafter, Rejection()) is None
+    for name, blind in (("suffix", False), ("ngram", False), ("lookahead", False), (None, True)):
+        llm.use(name)
+        assert (llm.engine.burst is not None) == blind, name
+
+
+def test_without_graphs_a_function_runs_each_time() -> None:
+    graphs, count = Graphs("cpu"), torch.zeros(1)
+
+    def function() -> None:
+        count.add_(1)
+
+    for _ in range(3):
+        graphs.run("key", function)
+    assert count.item() == 3
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 6, 7, 700, 769, 1024, 1025)] == [
+        *(1, 2, 3, 4, 6, 6, 8),
+        *(768, 1024, 1024, 1536),
+    ]
