@@ -64,7 +64,8 @@ def finish(out: Path, drafter: Trained, record: Record, examiner: Examiner) -> T
         least = (1 - LOSS) * marks["float32"].tokens_per_step
         form = next(form for form in FORMS if marks[form.name].tokens_per_step >= least)
         branch = max(BRANCH, drafter_class(drafter.method).options_type().branch)
-        figures = {"stored_as": form.name, **_figures(folder / form.name, marks[form.name], examiner, branch)}
+        measured = _figures(folder / form.name, marks[form.name], examiner, branch)
+        figures = {**drafter.figures, "stored_as": form.name, **measured}
         figures["stored"] = {name: mark.tokens_per_step for name, mark in marks.items()}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -187,7 +187,8 @@ class _Training:
         trainer.run(lambda: state.save(self._out, trainer.state, self._arguments))
         self._watch.tell(f"the best weights are those of step {trainer.record.best_step:,}; examining them")
         state.save(self._out, trainer.state, self._arguments)
-        drafter = replace(drafter, weights=trainer.best, provenance=self._provenance(trainer.record))
+        facts = trainer.facts()
+        drafter = replace(drafter, weights=trainer.best, provenance=self._provenance(trainer.record), figures=facts)
         return finish(self._out, drafter, trainer.record, after)
 
     def _already_there(self) -> Trained:

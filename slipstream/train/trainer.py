@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from slipstream.drafters.head import Head
+from slipstream.drafters.head import Head, Lesson
 from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, Schedule
 from slipstream.train.evaluate import Mark
@@ -21,6 +21,7 @@ from slipstream.train.state import Record, State, Tensors
 from slipstream.train.teacher import Teacher
 
 _BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.01, 1.0
+_HELD_OUT_BATCH = 8  # texts of a lesson that is not trained on
 _SMOOTHED = 10  # steps that one entry of the record's losses stands for
 _UNTIMED = 5  # first steps, which are slower than all others
 _TIMED, _TIMED_SHARE = 60, 0.1  # steps after which the horizon is planned, or the share of the time
@@ -88,6 +89,22 @@ class Trainer:
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": memory, "param_groups": groups})
         self._came_with = state.record.seconds
+
+    def facts(self) -> dict[str, Any]:
+        """What the head has to say about itself, in the best state that it was in, from texts that were held out."""
+        self.head.load_state_dict(self.best)
+        with torch.no_grad(), self._types():
+            return self.head.facts(self._held_out())
+
+    def _held_out(self) -> Iterator[Lesson]:
+        """Lessons of the texts that are not trained on."""
+        for start in range(0, len(self._texts.held_out), _HELD_OUT_BATCH):
+            yield self._lesson(self._texts.page(self._texts.held_out[start : start + _HELD_OUT_BATCH]).to(self.device))
+
+    def _types(self) -> torch.autocast:
+        """Products are made in bfloat16 where the target's type, which its hidden states have, is narrow."""
+        narrow = self.head.frame.rows.dtype != torch.float32
+        return torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=narrow)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -188,16 +205,18 @@ class Trainer:
 
     def _learn(self, page: Page) -> torch.Tensor:
         """One step on a batch; its loss and the accuracies by depth, [1 + depths]."""
-        head = self.head
-        lesson = self._teacher.lesson(page.tokens, page.prompt_lens, head.frame.vocab, head.taps, page.lengths)
-        narrow = head.frame.rows.dtype != torch.float32  # the target's type, which its hidden states have
-        with torch.autocast(page.tokens.device.type, torch.bfloat16, enabled=narrow):
+        head, lesson = self.head, self._lesson(page)
+        with self._types():
             losses = head.losses(lesson)
         self._optimiser.zero_grad(set_to_none=True)
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIP)
         self._optimiser.step()
         return torch.cat([losses.total.detach().float().view(1), losses.accuracy.detach().float()])
+
+    def _lesson(self, page: Page) -> Lesson:
+        head = self.head
+        return self._teacher.lesson(page.tokens, page.prompt_lens, head.frame.vocab, head.taps, page.lengths)
 
     def _next_page(self) -> Page:
         """The next batch; where an epoch ends, another begins."""
