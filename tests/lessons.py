@@ -41,7 +41,9 @@ def new_head(llm: LLM, method: str, vocab: torch.Tensor, **settings: Any) -> tup
     assert issubclass(kind, LearnedDrafter)
     shaped = settings_of(kind.settings_type(**{"vocabulary": len(vocab), **settings}))
     torch.manual_seed(0)
-    return make_head(kind, shaped, frame_of(made_for(llm)[0], vocab)), shaped
+    head = make_head(kind, shaped, frame_of(made_for(llm)[0], vocab))
+    head.begin()
+    return head, shaped
 
 
 def saved(llm: LLM, method: str, head: Head, settings: dict[str, Any]) -> Path:

@@ -21,7 +21,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import OptionError, PromptError
 from slipstream.models.config import ModelConfig
 from slipstream.noise import key
-from slipstream.train.conversation import TEMPERATURES, Author, Dropped, Made
+from slipstream.train.conversation import TEMPERATURES, TURN_TEMPERATURE, Author, Dropped, Made
 from slipstream.train.data import ChatData, ChatWriter
 from slipstream.train.data_files import CUT, FOLLOWED, INDEX
 from slipstream.train.openings import FOLLOW_UPS, KINDS, NAMES, joined
@@ -34,6 +34,7 @@ from tests.tiny import tiny_directory
 SPECIAL = "{% for m in messages %}<a>{{ m.content }}<b>{% endfor %}"  # <b>, which ends answers too, ends a turn
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}~{% endfor %}"  # nothing but text ends a turn
 END = 96
+SEED = 4  # with it, the first 30 conversations have one that goes on
 
 
 @functools.cache
@@ -58,7 +59,7 @@ def loaded(template: str | None = SPECIAL, sharpness: float = 4.0) -> LLM:
 
 def author(llm: LLM, dialogues: list[Dialogue] | None = None, max_tokens: int = 40) -> Author:
     assert llm.tokenizer is not None
-    return Author(llm.tokenizer, llm.end_ids, seed=3, max_tokens=max_tokens, context=512, dialogues=dialogues)
+    return Author(llm.tokenizer, llm.end_ids, seed=SEED, max_tokens=max_tokens, context=512, dialogues=dialogues)
 
 
 def made(
@@ -167,7 +168,7 @@ def test_a_user_turn_is_written_behind_the_opening_and_then_asked(template: str 
             number += 1
     beginning = llm.tokenizer.decode(prompt, skip_special=False)
     head = {SPECIAL: "<a>", PLAIN: "[user] ", None: ""}[template]
-    assert beginning.startswith(head) and (params.temperature, params.top_p) == (1.0, 1.0)
+    assert beginning.startswith(head) and (params.temperature, params.top_p) == (TURN_TEMPERATURE, 1.0)
     opening = beginning.removeprefix(head)
     assert opening in {joined(p).replace("\n", " ") for slots in KINDS.values() for p in itertools.product(*slots)}
     assert params.stop_strings == (("~",) if template == PLAIN else ())
@@ -195,7 +196,7 @@ def test_every_answer_is_the_targets_own(whole: Path) -> None:
         temperature = min(TEMPERATURES, key=lambda t: abs(t - float(entry["temperature"])))
         assert chat.sampled == (temperature > 0)
         stages = [4, 2] if entry["flags"] & FOLLOWED else [2]
-        seed = key(3, int(entry["item"]), stages[0])
+        seed = key(SEED, int(entry["item"]), stages[0])
         (output,) = llm.generate([prompt], SamplingParams(temperature=temperature, seed=seed, max_tokens=40))
         cut = bool(entry["flags"] & CUT)
         assert output.token_ids[: len(answer) if cut else None] == answer

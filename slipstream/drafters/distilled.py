@@ -15,14 +15,13 @@ import torch
 from slipstream.attention import Segment
 from slipstream.drafters.base import Drafter
 from slipstream.drafters.draft_model import DraftModelDrafter
-from slipstream.drafters.head import Frame, HeadSettings, Lesson, Losses, distance, hits
-from slipstream.drafters.head_layer import HeadLayer
+from slipstream.drafters.head import Frame, HeadSettings, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.head_layer import HeadLayer, begin_as
 from slipstream.drafters.head_rows import PagedRows
 from slipstream.drafters.keeping import KeepingDrafter
 from slipstream.drafters.layer_stack import StackHead
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
-from slipstream.models.unfold import PlainLayer
 
 _SPAN = 16  # tokens that the student writes itself in a text of a lesson on its own policy
 _LEAST = 1e-8  # the least probability of the target that reverse KL tells from 0
@@ -83,13 +82,14 @@ class DistilledHead(StackHead):
     def __init__(self, settings: DistilledSettings, frame: Frame) -> None:
         super().__init__(frame, settings.layers, settings.mlp)
         self.settings = settings
-        first, last = settings.layers - settings.layers // 2, settings.layers // 2
-        count = frame.config.layers
+
+    def begin(self) -> None:
+        layers, count = self.settings.layers, self.frame.config.layers
+        first, last = layers - layers // 2, layers // 2
         begun = [*range(min(first, count)), *range(max(0, count - last), count)]
         for layer, index in zip(self.stack.layers, begun, strict=False):  # a target may have fewer layers
-            source = frame.layer(index)
-            if source is not None and isinstance(layer, HeadLayer):
-                _begin(layer, source)
+            if isinstance(layer, HeadLayer):
+                begin_as(layer, self.frame.layer(index))
 
     def judged(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the output rows read behind each token of whole texts: [batch, length] -> [batch, length, width]."""
@@ -100,10 +100,9 @@ class DistilledHead(StackHead):
         share = self.settings.on_policy
         if share > 0.0 and float(torch.rand(())) < share:
             lesson = self._on_policy(lesson)
-        logits = self.logits(self.judged(lesson.tokens)[lesson.learn])
-        rows = max(1, len(logits))
-        total = _LOSSES[self.settings.loss](logits, lesson.probabilities[lesson.learn]).sum() / rows
-        return Losses(total, hits(logits, lesson.best[lesson.learn])[None].detach())
+        logits = self.logits(lesson.at(self.judged(lesson.tokens)))
+        total = mean(_LOSSES[self.settings.loss](logits, lesson.at(lesson.probabilities)))
+        return Losses(total, mean(hits(logits, lesson.at(lesson.best)))[None].detach())
 
     @torch.no_grad()
     def _on_policy(self, lesson: Lesson) -> Lesson:
@@ -132,20 +131,6 @@ class DistilledHead(StackHead):
             probabilities=probabilities,
             best=probabilities.argmax(-1),
         )
-
-
-def _begin(layer: HeadLayer, source: PlainLayer) -> None:
-    """Start from a layer of the target, as far as the shapes are the same."""
-    pairs = (
-        (layer.qkv, source.qkv),
-        (layer.out, source.out),
-        (layer.gate_up, source.gate_up),
-        (layer.down, source.down),
-    )
-    with torch.no_grad():
-        for linear, weight in pairs:
-            if linear.weight.shape == weight.shape:
-                linear.weight.copy_(weight)
 
 
 class DistilledDrafter(KeepingDrafter[DistilledOptions]):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from slipstream.drafters.head import Frame, Head, Lesson, Losses
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
 from slipstream.drafters.head_shape import ShapedSettings
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.sequential import SequentialDrafter
@@ -64,6 +64,11 @@ class Eagle3Head(Head):
         self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
         if settings.own_rows:
             self.rows = nn.Parameter(frame.rows.detach().clone().float().cpu())
+
+    def begin(self) -> None:
+        """As the target's last layer on the highest tap."""
+        begin_with(self.fuse, len(self.taps) - 1)
+        begin_as(self.layer, self.frame.layer(self.frame.config.layers - 1))
 
     @property
     def output(self) -> torch.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,6 +68,22 @@ class Lesson:
     best: torch.Tensor  # [batch, length]: the index among the draft tokens of its first choice; -1: none of them
     reread: Callable[[torch.Tensor], torch.Tensor] | None = None  # other texts of that shape -> their probabilities
 
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """The rows worth learning, as places in [batch * length]: a GPU waits for this once a lesson."""
+        return self.learn.flatten().nonzero()[:, 0]
+
+    def at(self, x: torch.Tensor, before: int = 0) -> torch.Tensor:
+        """Of [batch, length, ...], the rows worth learning, or those so far before them; [rows, ...].
+
+        The first rows of a text have none before them: what is given for them must not count.
+        """
+        return x.flatten(0, 1).index_select(0, (self.rows - before).clamp_min(0))
+
+    def behind(self, count: int) -> torch.Tensor:
+        """Which of the rows worth learning have at least `count` rows of their text before them, as 1 and 0."""
+        return (self.rows % self.tokens.shape[1] >= count).float()
+
 
 @dataclass(frozen=True)
 class Losses:
@@ -84,6 +101,9 @@ class Head(nn.Module, ABC):
     def __init__(self, frame: Frame) -> None:
         super().__init__()
         self.frame = frame  # not a parameter: it is the target's
+
+    def begin(self) -> None:
+        """Take over from the target what is better to begin with than chance; called once, before the training."""
 
     @abstractmethod
     def losses(self, lesson: Lesson) -> Losses:
@@ -107,11 +127,18 @@ def distance(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
 
     What the target gives to tokens outside the draft vocabulary is left out: nothing can be done about it.
     """
-    logits = logits.float()
-    mass = probabilities.float().sum(-1)
-    return torch.logsumexp(logits, -1) * mass - (logits * probabilities).sum(-1)
+    # One kernel for the logarithms and one for their gradient.
+    logarithms = nn.functional.log_softmax(logits, -1, dtype=torch.float32)
+    return -(logarithms * probabilities).sum(-1)
 
 
 def hits(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """How often the first choice of the rows is the target's; 0 for no rows."""
-    return (logits.argmax(-1) == best).float().mean() if len(best) else logits.new_zeros(())
+    """Where the first choice of the rows is the target's, as 1 and 0."""
+    return (logits.argmax(-1) == best).float()
+
+
+def mean(values: torch.Tensor, counting: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of the values that count (all, by default); 0 of none."""
+    if counting is None:
+        return values.sum() / max(1, len(values))
+    return (values * counting).sum() / counting.sum().clamp_min(1.0)

@@ -13,6 +13,7 @@ from slipstream.drafters.head_rows import PagedRows
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import make_linear
 from slipstream.models.rope import inverse_frequencies, rotate_
+from slipstream.models.unfold import PlainLayer
 
 
 class HeadLayer(nn.Module):
@@ -56,6 +57,33 @@ class HeadLayer(nn.Module):
         rows = self.project(inputs, positions)
         mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, is_causal=True, scale=1.0)
         return self.close(mixed, residual)
+
+
+def begin_as(layer: HeadLayer, source: PlainLayer | None) -> None:
+    """Let a layer begin as one of the target's, as far as the shapes are the same.
+
+    Where more goes into q, k and v than the target's layer reads, the last part is what the target's would read.
+    """
+    if source is None:
+        return
+    width = source.qkv.shape[1]
+    with torch.no_grad():
+        for weight, begun in (
+            (layer.qkv.weight[:, -width:], source.qkv),
+            (layer.out.weight, source.out),
+            (layer.gate_up.weight, source.gate_up),
+            (layer.down.weight, source.down),
+        ):
+            if weight.shape == begun.shape:
+                weight.copy_(begun)
+
+
+def begin_with(linear: nn.Linear, part: int) -> None:
+    """Let a matrix that joins parts of one width begin with handing on one of them, and little of the others."""
+    width = linear.weight.shape[0]
+    with torch.no_grad():
+        linear.weight.mul_(0.1)
+        linear.weight[:, part * width : (part + 1) * width] += torch.eye(width)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome, Wish
 from slipstream.drafters.features import FeatureStore
 from slipstream.drafters.first_layers import REUSE, FirstLayers, require_exit, silent
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.head_layer import HeadLayer, begin_as
 from slipstream.drafters.head_rows import PagedRows
 from slipstream.drafters.keeping import KeepingDrafter
 from slipstream.drafters.layer_stack import StackHead
@@ -66,10 +67,16 @@ class KangarooHead(StackHead):
         require_exit(KangarooDrafter.name, self.exit, frame.config.layers)
         self.taps = (self.exit - 1,)
 
+    def begin(self) -> None:
+        """As the target's last layer, for want of all between."""
+        for layer in self.stack.layers:
+            if isinstance(layer, HeadLayer):
+                begin_as(layer, self.frame.layer(self.frame.config.layers - 1))
+
     def losses(self, lesson: Lesson) -> Losses:
-        logits = self.logits(self.stack(lesson.taps[self.exit - 1])[lesson.learn])
-        total = distance(logits, lesson.probabilities[lesson.learn]).sum() / max(1, len(logits))
-        return Losses(total, hits(logits, lesson.best[lesson.learn])[None].detach())
+        logits = self.logits(lesson.at(self.stack(lesson.taps[self.exit - 1])))
+        total = mean(distance(logits, lesson.at(lesson.probabilities)))
+        return Losses(total, mean(hits(logits, lesson.at(lesson.best)))[None].detach())
 
 
 class KangarooDrafter(KeepingDrafter[KangarooOptions]):

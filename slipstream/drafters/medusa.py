@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
 from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
 from slipstream.drafters.levels import Candidates, Growth
 from slipstream.drafters.marginals import best_first
@@ -80,16 +80,16 @@ class MedusaHead(Head):
 
     def losses(self, lesson: Lesson) -> Losses:
         hidden = self.normed(lesson)
-        total, right = hidden.new_zeros((), dtype=torch.float32), []
+        probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
+        losses, right = [], []
         for depth in range(self.settings.heads):
             # From row i the root is x_(i+1), and this head's token is the one that row i + depth + 1 speaks of.
             ahead = depth + 1
-            learn = lesson.learn[:, ahead:]
-            logits = self.guess(hidden[:, :-ahead][learn], depth)
-            missed = distance(logits, lesson.probabilities[:, ahead:][learn]).sum() / max(1, len(logits))
-            total = total + self.settings.decay**depth * missed
-            right.append(hits(logits, lesson.best[:, ahead:][learn]))
-        return Losses(total, torch.stack(right).detach())
+            there = lesson.behind(ahead)
+            logits = self.guess(lesson.at(hidden, ahead), depth)
+            losses.append(self.settings.decay**depth * mean(distance(logits, probabilities), there))
+            right.append(mean(hits(logits, best), there))
+        return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
 
     @torch.no_grad()
     def facts(self, lessons: Iterable[Lesson]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.features import FeatureStore
 from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
 from slipstream.drafters.head_rows import PagedRows
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
@@ -74,6 +74,12 @@ class MtpHead(Head):
         self.settings = settings
         self.taps = (frame.config.layers - 1,)
         self.chain = nn.ModuleList(MtpModule(settings, frame) for _ in range(settings.modules))
+
+    def begin(self) -> None:
+        """As the target's last layer on what it wrote itself."""
+        for module in self.parts():
+            begin_with(module.join, 0)
+            begin_as(module.layer, self.frame.layer(self.frame.config.layers - 1))
 
     def parts(self) -> list[MtpModule]:
         """The modules, the first level's first."""

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from slipstream import noise
 from slipstream.attention import Segment, tree_segment
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
 from slipstream.drafters.head_rows import PagedRows
 from slipstream.drafters.lattice import Lattice
 from slipstream.drafters.learned import LearnedOptions
@@ -80,6 +80,13 @@ class ParallelHead(Head):
         self.pull = nn.Linear(settings.rank, len(frame.vocab), bias=False)
         nn.init.zeros_(self.gate.weight)
         nn.init.normal_(self.pull.weight, std=0.02)  # the links begin weak: first the rows must be worth linking
+
+    def begin(self) -> None:
+        """As the target's last layers on the highest tap."""
+        begin_with(self.fuse, len(self.taps) - 1)
+        last = self.frame.config.layers
+        for layer, index in zip(self.parts(), range(max(0, last - len(self.stack)), last), strict=False):
+            begin_as(layer, self.frame.layer(index))
 
     def parts(self) -> list[HeadLayer]:
         """The layers, the first one first."""
@@ -150,8 +157,8 @@ class ParallelHead(Head):
             if depth:
                 logits = logits + self.linked(hidden, self.frame.embed(lesson.tokens[texts, places]))
                 loss = distance(logits, probabilities) + _UNLINKED * loss
-            losses.append(self.settings.decay**depth * loss.sum() / max(1, len(loss)))
-            right.append(hits(logits, lesson.best[texts, places]).float())
+            losses.append(self.settings.decay**depth * mean(loss))
+            right.append(mean(hits(logits, lesson.best[texts, places])))
         return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
 
 

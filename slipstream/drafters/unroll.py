@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch.nn import functional
 
-from slipstream.drafters.head import Head, Lesson, Losses, distance, hits
+from slipstream.drafters.head import Head, Lesson, Losses, distance, hits, mean
 from slipstream.drafters.head_layer import HeadLayer, Projected
 
 
@@ -63,12 +63,11 @@ def _later(x: torch.Tensor, count: int) -> torch.Tensor:
 
 def losses_of_levels(head: Head, levels: Iterable[torch.Tensor], lesson: Lesson, decay: float) -> Losses:
     """What a head has to learn at each level, from what its output rows read there, [batch, length, width]."""
+    probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
     losses, right = [], []
     for level, hidden in enumerate(levels):
-        learn = lesson.learn.clone()
-        learn[:, : level + 1] = False  # there is no root that far before them
-        logits = head.logits(hidden[learn])
-        rows = max(1, len(logits))  # none in short texts
-        losses.append(decay**level * distance(logits, lesson.probabilities[learn]).sum() / rows)
-        right.append(hits(logits, lesson.best[learn]))
+        rooted = lesson.behind(level + 1)  # there is a root that far before them
+        logits = head.logits(lesson.at(hidden))
+        losses.append(decay**level * mean(distance(logits, probabilities), rooted))
+        right.append(mean(hits(logits, best), rooted))
     return Losses(torch.stack(losses).sum(), torch.stack(right).detach())

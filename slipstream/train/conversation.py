@@ -28,7 +28,8 @@ LONGEST_TURN = 256  # tokens that the target writes as a user
 LONGEST_PROMPT = 2048  # tokens of a prompt from a file that room is made for
 LEAST_ANSWER = 16  # tokens; what leaves less room, or has less before its loop, is dropped
 PLAIN_TURN = (8, 64)  # tokens of a plain text that are the prompt for the rest of it
-TEMPERATURES = (0.0, 0.0, 0.7, 1.0)  # of answers, equally likely: half of them are greedy
+TURN_TEMPERATURE = 0.7  # of the user's words: at 1 a small model writes what no user would
+TEMPERATURES = (0.0, 0.0, 0.7)  # of answers, equally likely: most of them are greedy
 SECOND_TURNS = 1 / 3  # of the conversations go on, if the first answer came to its end
 
 _MARKER = "qvxhzwkj"  # stands for the user's words in a rendered chat
@@ -198,7 +199,8 @@ class Author:
         prompt = self._tokenizer.encode(self._around(before)[0] + words, add_special=False)
         if len(prompt) + LONGEST_TURN > self.longest:
             raise _Unusable("prompt too long")
-        params = SamplingParams(seed=next(seeds), max_tokens=LONGEST_TURN, **self._turn_end)
+        how: dict[str, Any] = {"temperature": TURN_TEMPERATURE, "max_tokens": LONGEST_TURN, **self._turn_end}
+        params = SamplingParams(seed=next(seeds), **how)
         output = yield prompt, params
         if output.finish_reason == "length":
             raise _Unusable("turn too long")
@@ -206,7 +208,7 @@ class Author:
 
     def _plain_turn(self, words: str, length: int, seeds: Iterator[int]) -> Generator[Ask, Output, str]:
         prompt = self._tokenizer.encode(words)
-        output = yield prompt, SamplingParams(seed=next(seeds), max_tokens=length)
+        output = yield prompt, SamplingParams(temperature=TURN_TEMPERATURE, seed=next(seeds), max_tokens=length)
         return self._usable(words, self._text(output.token_ids, prompt), output)
 
     def _usable(self, words: str, written: str, output: Output) -> str:

@@ -184,7 +184,8 @@ class _Training:
         if former is not None:
             trainer.restore(former)
             self._watch.tell(f"going on at step {trainer.record.step:,}")
-        trainer.run(lambda: state.save(self._out, trainer.state, self._arguments))
+        begun = self._start is not None
+        trainer.run(lambda: state.save(self._out, trainer.state, self._arguments), begun=begun)
         self._watch.tell(f"the best weights are those of step {trainer.record.best_step:,}; examining them")
         state.save(self._out, trainer.state, self._arguments)
         facts = trainer.facts()
@@ -230,6 +231,8 @@ class _Training:
         head = make_head(self._kind, self._settings, frame)
         if self._start is not None:
             head.load_state_dict(self._start.weights)
+        else:
+            head.begin()
         return head.to(llm.model.device).float().train()
 
     def _drafter(self, head: Head) -> Trained:

@@ -108,13 +108,15 @@ class Trainer:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
-    def run(self, save: Callable[[], None]) -> None:
-        """Train to the end; `save` is called where a later run may go on."""
+    def run(self, save: Callable[[], None], *, begun: bool = False) -> None:
+        """Train to the end; `save` is called where a later run may go on.
+
+        `begun`: the head has been trained before, and what it could do then counts. Of a new one nothing is expected,
+        and nothing takes longer to find out: every step of its examination gives one token.
+        """
         course, record = self._course, self.record
         self._began = time.perf_counter()
-        if record.best_step < 0:
-            if self.device.startswith("cuda"):
-                self._mark(self._weights())  # the first one loads kernels, and the next is timed
+        if begun and not record.marks:
             self._examine()
         self._start_clock()
         first = record.step
@@ -131,7 +133,7 @@ class Trainer:
                 self._note_losses()
                 save()
         self._note_losses()
-        if record.marks[-1]["step"] != record.step:
+        if not record.marks or record.marks[-1]["step"] != record.step:
             self._examine()
 
     def _start_clock(self) -> None:
@@ -170,6 +172,8 @@ class Trainer:
         self._settle()
         record, course = self.record, self._course
         each = (time.perf_counter() - self._started) / (record.step - self._first)
+        if not record.marks:
+            self._examine()
         left = 60 * course.minutes - self._last_marks() - record.seconds
         took = self._one_mark()
         if course.evaluate:
@@ -178,9 +182,9 @@ class Trainer:
         return max(1, int((left - marks * took) / each)), marks
 
     def _one_mark(self) -> float:
-        """Seconds that an examination takes."""
-        first, *others = (float(mark["took"]) for mark in self.record.marks)
-        return min([_SOONER * first, *others])
+        """Seconds that an examination takes: the first one loads kernels, and the less is accepted the longer it is."""
+        took = [float(mark["took"]) for mark in self.record.marks]
+        return min([_SOONER * took[0], *took[1:]]) if took else 0.0
 
     def _last_marks(self) -> float:
         """Seconds to leave for the examinations at the very end."""
