@@ -70,3 +70,17 @@ def test_rows_are_made_of_the_targets_hidden_states_again_once_they_are_there() 
             lengths = sequence.table.lengths
             assert lengths["eagle3.features"] == sequence.cached == len(sequence.tokens) - 1
             assert lengths["eagle3"] <= len(sequence.tokens) - 1
+
+
+def test_it_begins_as_the_targets_last_layer_on_the_highest_tap() -> None:
+    llm = tiny_llm(context=300, characters=True, speculate=f"eagle3:checkpoint={random_head('eagle3')}")
+    drafter = llm.engine.drafter
+    head = make_head(Eagle3Drafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))  # type: ignore[attr-defined]
+    assert isinstance(head, Eagle3Head)
+    head.begin()
+    source = drafter.target.layer(1)
+    assert source is not None
+    assert torch.equal(head.layer.qkv.weight[:, 64:], source.qkv) and torch.equal(head.layer.down.weight, source.down)
+    tapped = torch.randn(5, 64 * len(head.taps))
+    nearly = torch.nn.functional.cosine_similarity(head.fused(tapped), tapped[:, -64:])
+    assert bool((nearly > 0.9).all())

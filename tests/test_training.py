@@ -68,13 +68,15 @@ def test_sixteen_bits_of_the_target_are_enough(method: str, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("method", learned_methods())
-def test_sixty_steps_raise_the_tokens_per_step(method: str, tmp_path: Path) -> None:
+def test_sixty_steps_raise_the_tokens_per_step(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From nothing: the layers of this target are so much alike that some heads would begin as good as they end."""
+    monkeypatch.setattr(drafter_class(method).head_type, "begin", lambda head: None)  # type: ignore[attr-defined]
     course = {"steps": 60, "evaluate": 60, "save": 60, "prompts": 8, "answer": 24}
     settings = {"vocabulary": 80, **SETTINGS.get(method, {})}
+    one_step = {**course, "steps": 1, "rate": 1e-9}
+    _, untaught = train(order(method, tmp_path / "untaught", one_step, settings=settings), QUIET)
     place, drafter = train(order(method, tmp_path / method, course, settings=settings), QUIET)
-    before, after = (mark["tokens_per_step"] for mark in report(place)["record"]["marks"])
-    assert after > 1.15 * before
-    assert drafter.figures["tokens_per_step"] > 1.15 * before
+    assert drafter.figures["tokens_per_step"] > 1.15 * untaught.figures["tokens_per_step"]
     kind = drafter_class(method)
     assert issubclass(kind, LearnedDrafter)
     plain, asked = tiny_llm(), [[5, 6, 7], [40, 2]]
@@ -101,7 +103,7 @@ def test_a_checkpoint_says_what_it_is_and_how_it_was_made(done: tuple[Path, Trai
     least = (1 - finish_module.LOSS) * figures["stored"]["float32"]
     assert figures["stored"][figures["stored_as"]] >= least
     record = report(place)["record"]
-    assert record["step"] == 40 and [mark["step"] for mark in record["marks"]] == [0, 20, 40]
+    assert record["step"] == 40 and [mark["step"] for mark in record["marks"]] == [20, 40]
     assert str(place.parent) not in (place / "drafter.json").read_text(), "nothing about this machine"
 
 
@@ -304,7 +306,7 @@ def test_training_starts_from_a_checkpoint(done: tuple[Path, Trained], tmp_path:
     start, own = trained.load(place), trained.load(out)
     assert torch.equal(start.vocab, own.vocab) and start.settings == own.settings
     ours, theirs = (report(folder)["record"]["marks"] for folder in (out, place))
-    assert ours[0]["tokens_per_step"] > 1.2 * theirs[0]["tokens_per_step"], "it begins where the other one ended"
+    assert ours[0]["step"] == 0 and ours[0]["tokens_per_step"] > 0.9 * theirs[-1]["tokens_per_step"], "where it ended"
     with pytest.raises(OptionError, match="unroll=6, which cannot become 2"):
         train(order("eagle3", tmp_path / "no", init=str(place), settings={"unroll": "2"}), QUIET)
     with pytest.raises(OptionError, match="'eagle3', not 'medusa'"):
@@ -326,15 +328,13 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
     assert training["steps"] < 500 and training["steps"] == training["best_step"] + 4
 
 
-def test_minutes_set_the_horizon_and_are_kept(tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_minutes_are_kept(tmp_path: Path) -> None:
     course = {"steps": 0, "minutes": 0.2, "evaluate": 0}
     began = time.monotonic()
-    place, _ = train(order("eagle3", tmp_path / "drafter", course), Watch(lines.append))
-    assert any("steps fit into 0.2 minutes" in line for line in lines)
+    place, _ = train(order("eagle3", tmp_path / "drafter", course), QUIET)
     record = report(place)["record"]
-    assert 5 < record["step"] <= record["horizon"] and record["seconds"] < 60 * 0.2 + 5
-    assert 3 <= len(record["marks"]) <= 23
+    assert record["step"] > 5 and 60 * 0.2 * 0.6 < record["seconds"] < 60 * 0.2 + 5
+    assert 2 <= len(record["marks"]) <= 23
     assert time.monotonic() - began < 60
 
 

@@ -101,8 +101,8 @@ class DistilledHead(StackHead):
         if share > 0.0 and float(torch.rand(())) < share:
             lesson = self._on_policy(lesson)
         logits = self.logits(lesson.at(self.judged(lesson.tokens)))
-        total = mean(_LOSSES[self.settings.loss](logits, lesson.at(lesson.probabilities)))
-        return Losses(total, mean(hits(logits, lesson.at(lesson.best)))[None].detach())
+        total = mean(_LOSSES[self.settings.loss](logits, lesson.at(lesson.probabilities)), lesson.counting())
+        return Losses(total, mean(hits(logits, lesson.at(lesson.best)), lesson.counting())[None].detach())
 
     @torch.no_grad()
     def _on_policy(self, lesson: Lesson) -> Lesson:

@@ -23,6 +23,8 @@ from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 from slipstream.models.unfold import PlainLayer
 
+_WHOLE = 256  # rows
+
 
 @dataclass(frozen=True)
 class HeadSettings:
@@ -70,19 +72,24 @@ class Lesson:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The rows worth learning, as places in [batch * length]: a GPU waits for this once a lesson."""
-        return self.learn.flatten().nonzero()[:, 0]
+        """The rows worth learning, as places in [batch * length], filled up with the first row to a whole number.
+
+        A GPU waits for this once a lesson, and is spared a size that it has not seen before.
+        """
+        found = self.learn.flatten().nonzero()[:, 0]
+        return nn.functional.pad(found, (0, whole(len(found)) - len(found)))
+
+    @cached_property
+    def _real(self) -> torch.Tensor:
+        return torch.arange(len(self.rows), device=self.rows.device) < self.learn.sum()
 
     def at(self, x: torch.Tensor, before: int = 0) -> torch.Tensor:
-        """Of [batch, length, ...], the rows worth learning, or those so far before them; [rows, ...].
-
-        The first rows of a text have none before them: what is given for them must not count.
-        """
+        """Of [batch, length, ...], the rows worth learning, or those so far before them; [rows, ...]."""
         return x.flatten(0, 1).index_select(0, (self.rows - before).clamp_min(0))
 
-    def behind(self, count: int) -> torch.Tensor:
-        """Which of the rows worth learning have at least `count` rows of their text before them, as 1 and 0."""
-        return (self.rows % self.tokens.shape[1] >= count).float()
+    def counting(self, before: int = 0) -> torch.Tensor:
+        """Which of `rows` count, as 1 and 0: those that do not fill up, and have so many rows of their text before."""
+        return (self._real & (self.rows % self.tokens.shape[1] >= before)).float()
 
 
 @dataclass(frozen=True)
@@ -137,8 +144,11 @@ def hits(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     return (logits.argmax(-1) == best).float()
 
 
-def mean(values: torch.Tensor, counting: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of the values that count (all, by default); 0 of none."""
-    if counting is None:
-        return values.sum() / max(1, len(values))
+def whole(count: int) -> int:
+    """So many rows, filled up to one of not too many numbers of them."""
+    return -(-count // _WHOLE) * _WHOLE
+
+
+def mean(values: torch.Tensor, counting: torch.Tensor) -> torch.Tensor:
+    """The mean of the values that count; 0 of none."""
     return (values * counting).sum() / counting.sum().clamp_min(1.0)

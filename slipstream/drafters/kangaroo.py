@@ -75,8 +75,8 @@ class KangarooHead(StackHead):
 
     def losses(self, lesson: Lesson) -> Losses:
         logits = self.logits(lesson.at(self.stack(lesson.taps[self.exit - 1])))
-        total = mean(distance(logits, lesson.at(lesson.probabilities)))
-        return Losses(total, mean(hits(logits, lesson.at(lesson.best)))[None].detach())
+        total = mean(distance(logits, lesson.at(lesson.probabilities)), lesson.counting())
+        return Losses(total, mean(hits(logits, lesson.at(lesson.best)), lesson.counting())[None].detach())
 
 
 class KangarooDrafter(KeepingDrafter[KangarooOptions]):

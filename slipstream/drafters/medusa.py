@@ -85,7 +85,7 @@ class MedusaHead(Head):
         for depth in range(self.settings.heads):
             # From row i the root is x_(i+1), and this head's token is the one that row i + depth + 1 speaks of.
             ahead = depth + 1
-            there = lesson.behind(ahead)
+            there = lesson.counting(ahead)
             logits = self.guess(lesson.at(hidden, ahead), depth)
             losses.append(self.settings.decay**depth * mean(distance(logits, probabilities), there))
             right.append(mean(hits(logits, best), there))

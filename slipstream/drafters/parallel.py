@@ -10,6 +10,7 @@ A row without a token sees the text, the root and those before it, so a block ca
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from slipstream import noise
 from slipstream.attention import Segment, tree_segment
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean, whole
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
 from slipstream.drafters.head_rows import PagedRows
 from slipstream.drafters.lattice import Lattice
@@ -138,28 +139,40 @@ class ParallelHead(Head):
         # Drawn on the host, so that every device learns the same; before the first token nothing is known.
         anchors = (torch.randperm(max(0, length - 1))[: max(1, share)].sort().values + 1).to(device)
         text, behind = self.blocks(lesson, anchors)
-        learn = functional.pad(lesson.learn, (0, self.settings.block))
-        learn[:, 0] = False
-        alive = learn[:, anchors]  # [batch, anchors]: all tokens from the anchor on are the target's own
-        losses, right = [], []
-        for depth in range(self.settings.block):
-            if depth == 0:
-                texts, places = learn.nonzero(as_tuple=True)
-                hidden = text[texts, places]
-            else:
-                alive = alive & learn[:, anchors + depth]
-                texts, which = alive.nonzero(as_tuple=True)
-                places = anchors[which] + depth
-                hidden = behind[texts, which, depth - 1]
-            probabilities = lesson.probabilities[texts, places]
+        losses: list[torch.Tensor] = []
+        right: list[torch.Tensor] = []
+
+        def note(loss: torch.Tensor, right_ones: torch.Tensor, counting: torch.Tensor) -> None:
+            losses.append(self.settings.decay ** len(losses) * mean(loss, counting))
+            right.append(mean(right_ones, counting))
+
+        logits = self.logits(lesson.at(text))
+        loss = distance(logits, lesson.at(lesson.probabilities))
+        note(loss, hits(logits, lesson.at(lesson.best)), lesson.counting(1))
+        for depth, (texts, which, counting) in enumerate(self._alive(lesson, anchors), 1):
+            places = (anchors[which] + depth).clamp_max(length - 1)
+            hidden, probabilities = behind[texts, which, depth - 1], lesson.probabilities[texts, places]
             logits = self.logits(hidden)
-            loss = distance(logits, probabilities)
-            if depth:
-                logits = logits + self.linked(hidden, self.frame.embed(lesson.tokens[texts, places]))
-                loss = distance(logits, probabilities) + _UNLINKED * loss
-            losses.append(self.settings.decay**depth * mean(loss))
-            right.append(mean(hits(logits, lesson.best[texts, places])))
+            loss = _UNLINKED * distance(logits, probabilities)
+            logits = logits + self.linked(hidden, self.frame.embed(lesson.tokens[texts, places]))
+            note(loss + distance(logits, probabilities), hits(logits, lesson.best[texts, places]), counting)
         return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
+
+    def _alive(
+        self, lesson: Lesson, anchors: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """For each depth below the first: which texts' which anchors have only tokens of the target's own up to there.
+
+        Filled up to whole numbers of them; the third tensor says which count. A GPU is waited for once, for all depths.
+        """
+        learn = functional.pad(lesson.learn, (0, self.settings.block))
+        alive = torch.stack([learn[:, anchors + depth] for depth in range(self.settings.block)]).cummin(0).values[1:]
+        alive = alive.flatten(1)  # [depths, batch * anchors]
+        order = alive.int().argsort(dim=1, descending=True, stable=True)
+        for places, count in zip(order, alive.sum(1).tolist(), strict=True):
+            chosen = places[: max(1, whole(count))]
+            counting = torch.arange(len(chosen), device=chosen.device) < count
+            yield chosen // len(anchors), chosen % len(anchors), counting.float()
 
 
 def _layout(length: int, anchors: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:

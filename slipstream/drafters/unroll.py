@@ -66,7 +66,7 @@ def losses_of_levels(head: Head, levels: Iterable[torch.Tensor], lesson: Lesson,
     probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
     losses, right = [], []
     for level, hidden in enumerate(levels):
-        rooted = lesson.behind(level + 1)  # there is a root that far before them
+        rooted = lesson.counting(level + 1)  # there is a root that far before them
         logits = head.logits(lesson.at(hidden))
         losses.append(decay**level * mean(distance(logits, probabilities), rooted))
         right.append(mean(hits(logits, best), rooted))

@@ -57,25 +57,11 @@ class Course:
         return replace(self, tokens=tokens, minutes=minutes)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The rate of learning: up in a line over `warm_up` steps, then down along a cosine until `horizon`.
+def rate(course: Course, step: int, progress: float) -> float:
+    """The rate of learning at a step (the first is 0), `progress` (0 to 1) of the training being done.
 
-    As long as the horizon is not known (0), training is still warming up.
+    Up in a line over the first steps, and down along a cosine until the end.
     """
-
-    peak: float
-    warm_up: int = _WARM_UP
-    horizon: int = 0
-
-    @classmethod
-    def over(cls, peak: float, steps: int, done: int = 0) -> Schedule:
-        """For so many steps, some of which may be done."""
-        return cls(peak, max(done, min(_WARM_UP, steps // 10)), max(steps, done))
-
-    def rate(self, step: int) -> float:
-        """At the step with this number, the first being 0."""
-        if step < self.warm_up or not self.horizon:
-            return self.peak * min(1.0, (step + 1) / self.warm_up)
-        progress = min(1.0, (step - self.warm_up) / max(1, self.horizon - self.warm_up))
-        return self.peak * (_FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * progress)) / 2)
+    warm_up = min(_WARM_UP, course.steps // 10) if course.steps else _WARM_UP
+    warmth = min(1.0, (step + 1) / max(1, warm_up))
+    return course.rate * warmth * (_FLOOR + (1 - _FLOOR) * (1 + math.cos(math.pi * min(1.0, progress))) / 2)

@@ -6,7 +6,7 @@ training goes on as if nothing had happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,12 +39,14 @@ class Page:
 class Texts:
     """The chats of a data set, cut to `longest` tokens; those without a word of the target before the cut are left out.
 
+    `multiple`: batches are filled up to a multiple of it; a GPU is slow with every size that it has not seen before.
     `training` and `held_out`: their indices. Which are held out depends on the number of chats alone.
     """
 
-    def __init__(self, data: ChatData, longest: int) -> None:
+    def __init__(self, data: ChatData, longest: int, multiple: int = 1) -> None:
         self._data = data
         self._longest = longest
+        self._multiple = multiple
         chats = [(len(chat.tokens), chat.prompt_len) for chat in (data[index] for index in range(len(data)))]
         whole, self._prompts = np.array(chats, np.int64).T
         self._lengths = np.minimum(whole, longest)
@@ -70,7 +72,7 @@ class Texts:
     def page(self, indices: Indices) -> Page:
         """A batch of these chats."""
         lengths = self._lengths[indices]
-        tokens = torch.zeros(len(indices), int(lengths.max()), dtype=torch.int64)
+        tokens = torch.zeros(len(indices), self._whole(int(lengths.max())), dtype=torch.int64)
         for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
             tokens[row, :length] = torch.from_numpy(self._data[int(index)].tokens[:length])
         return Page(tokens, torch.from_numpy(self._prompts[indices]), torch.from_numpy(lengths))
@@ -88,7 +90,7 @@ class Texts:
         for start in range(0, len(shuffled), size):
             window = shuffled[start : start + size]
             window = window[np.argsort(self._lengths[window], kind="stable")]
-            batches.extend(_cut(window, self._lengths[window], budget))
+            batches.extend(_cut(window, [self._whole(int(length)) for length in self._lengths[window]], budget))
         return [batches[place] for place in draw.permutation(len(batches))]
 
     def vocabulary(self, size: int, ends: Iterable[int]) -> torch.Tensor:
@@ -106,11 +108,14 @@ class Texts:
         counts[list(ends)] = np.iinfo(np.int64).max
         return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
 
+    def _whole(self, length: int) -> int:
+        return -(-length // self._multiple) * self._multiple
+
     def _answer(self, index: int) -> Indices:
         return self._data[int(index)].tokens[self._prompts[index] : self._lengths[index]]
 
 
-def _cut(texts: Indices, lengths: Indices, budget: int) -> list[Indices]:
+def _cut(texts: Indices, lengths: Sequence[int], budget: int) -> list[Indices]:
     """Texts in ascending length as batches: as many in each as fit when filled up to the longest."""
     batches, start = [], 0
     for stop in range(1, len(texts) + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from slipstream.train.teacher import Teacher
 from slipstream.train.trainer import Trainer, Watch
 
 BAD_BATCH = "bad-batch-"
+
+_MULTIPLE = {"cpu": 1, "cuda": 64}  # lengths of batches, by kind of device
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def train(order: Order, watch: Watch) -> tuple[Path, Trained]:
 def _open(order: Order) -> LLM:
     """The target, with room for the texts and no more."""
     _require_wide(order)
+    # Every batch has another shape; without this, memory is asked of the driver again and again.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     context = open_model(order.model).config.context
     length = min(context, order.course.longest + order.course.answer)
     return LLM(order.model, speculate=None, dtype=order.dtype, device=order.device, max_model_len=length)
@@ -173,7 +178,7 @@ class _Training:
         former = state.load(self._out, self._arguments)
         if former is None and not self._order.restart and (self._out / trained.DESCRIPTION).exists():
             return self._already_there()
-        texts = Texts(self._data, self._course.longest)
+        texts = Texts(self._data, self._course.longest, _MULTIPLE[self._llm.model.device.partition(":")[0]])
         head = self._head(texts)
         drafter = self._drafter(head)
         during, after = self._examiners(texts)

@@ -34,9 +34,6 @@ class Record:
     step: int = 0  # steps that are done
     epoch: int = 0
     place: int = 0  # batches of this epoch that are done
-    warm_up: int = 0  # the schedule, once it is known
-    horizon: int = 0
-    every: int = 0  # steps from one examination to the next, where the course does not say
     seconds: float = 0.0
     tokens: int = 0  # that were learnt from
     best: float = 0.0  # tokens per step of the best weights

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from slipstream.drafters.head import Head, Lesson
 from slipstream.errors import NotEnoughMemory, SlipstreamError
-from slipstream.train.course import Course, Schedule
+from slipstream.train.course import Course, rate
 from slipstream.train.evaluate import Mark
 from slipstream.train.lessons import Page, Texts
 from slipstream.train.state import Record, State, Tensors
@@ -23,10 +23,8 @@ from slipstream.train.teacher import Teacher
 _BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.01, 1.0
 _HELD_OUT_BATCH = 8  # texts of a lesson that is not trained on
 _SMOOTHED = 10  # steps that one entry of the record's losses stands for
-_UNTIMED = 5  # first steps, which are slower than all others
-_TIMED, _TIMED_SHARE = 60, 0.1  # steps after which the horizon is planned, or the share of the time
 # Examinations while it trains and when it is over, and the most of the minutes that either may take.
-_MARKS, _MARKS_SHARE, _LEAST_MARKS = 20, 0.2, 4
+_MARKS, _MARKS_SHARE = 20, 0.2
 _LAST_MARKS, _LAST_SHARE = 8, 0.3
 _SOONER = 0.5  # of the first examination's time: a drafter that has learnt something needs fewer steps
 
@@ -118,16 +116,10 @@ class Trainer:
         self._began = time.perf_counter()
         if begun and not record.marks:
             self._examine()
-        self._start_clock()
-        first = record.step
+        self._first, self._before, self._started = record.step, record.tokens, time.perf_counter()
         while not self._over():
-            self._plan()
             self._step()
-            if record.step == first + _UNTIMED:
-                self._settle()
-                self._start_clock()
-            every = course.evaluate or record.every
-            if every and record.step % every == 0:
+            if self._mark_is_due():
                 self._examine()
             if record.step % course.save == 0:
                 self._note_losses()
@@ -136,66 +128,40 @@ class Trainer:
         if not record.marks or record.marks[-1]["step"] != record.step:
             self._examine()
 
-    def _start_clock(self) -> None:
-        """From here on the speed is measured."""
-        self._first, self._before, self._started = self.record.step, self.record.tokens, time.perf_counter()
-
     def _over(self) -> bool:
         """Whether the last step is done, the time is over, or nothing gets better any more."""
-        record, course = self.record, self._course
+        record, patience = self.record, self._course.patience
         record.seconds = self._came_with + time.perf_counter() - self._began
-        if course.steps == 0 and record.seconds >= 60 * course.minutes - self._last_marks():
-            return True
         since = sum(mark["step"] > record.best_step for mark in record.marks)
-        return record.step >= (record.horizon or record.step + 1) or 0 < course.patience <= since
+        return self._progress() >= 1.0 or 0 < patience <= since
 
-    def _plan(self) -> None:
-        """Set the horizon: the number of steps is known, or follows from how long the first ones took."""
+    def _progress(self) -> float:
+        """How much of the training is done, 0 to 1: of its steps, or of its time."""
         record, course = self.record, self._course
-        if record.horizon:
-            return
-        if course.steps:
-            schedule, marks = Schedule.over(course.rate, course.steps), _MARKS
-        elif record.step > self._first and (
-            record.step >= _TIMED or record.seconds > _TIMED_SHARE * 60 * course.minutes
-        ):
-            steps, marks = self._affordable()
-            schedule = Schedule.over(course.rate, record.step + steps, record.step)
-            self._watch.tell(f"{schedule.horizon:,} steps fit into {course.minutes:g} minutes")
-        else:
-            return
-        record.warm_up, record.horizon = schedule.warm_up, schedule.horizon
-        record.every = max(1, record.horizon // marks)
+        return record.step / course.steps if course.steps else record.seconds / self._time()
 
-    def _affordable(self) -> tuple[int, int]:
-        """How many steps, and how many examinations in all, the minutes that are left have room for."""
-        self._settle()
-        record, course = self.record, self._course
-        each = (time.perf_counter() - self._started) / (record.step - self._first)
-        if not record.marks:
-            self._examine()
-        left = 60 * course.minutes - self._last_marks() - record.seconds
-        took = self._one_mark()
-        if course.evaluate:
-            return max(1, int(left / (each + took / course.evaluate))), _MARKS
-        marks = min(_MARKS, max(_LEAST_MARKS, int(_MARKS_SHARE * 60 * course.minutes / took)))
-        return max(1, int((left - marks * took) / each)), marks
+    def _time(self) -> float:
+        """Seconds for training: what the examinations at the very end leave of the minutes."""
+        whole = 60 * self._course.minutes
+        return whole - min(_LAST_MARKS * self._one_mark(), _LAST_SHARE * whole)
 
     def _one_mark(self) -> float:
         """Seconds that an examination takes: the first one loads kernels, and the less is accepted the longer it is."""
         took = [float(mark["took"]) for mark in self.record.marks]
         return min([_SOONER * took[0], *took[1:]]) if took else 0.0
 
-    def _last_marks(self) -> float:
-        """Seconds to leave for the examinations at the very end."""
-        return min(_LAST_MARKS * self._one_mark(), _LAST_SHARE * 60 * self._course.minutes)
+    def _mark_is_due(self) -> bool:
+        record, course = self.record, self._course
+        if course.evaluate or course.steps:
+            return record.step % (course.evaluate or max(1, course.steps // _MARKS)) == 0
+        last = float(record.marks[-1]["seconds"]) if record.marks else 0.0
+        return record.seconds - last >= max(60 * course.minutes / _MARKS, self._one_mark() / _MARKS_SHARE)
 
     def _step(self) -> None:
         record, course = self.record, self._course
         page = self._next_page()
-        schedule = Schedule(course.rate, record.warm_up, record.horizon) if record.horizon else Schedule(course.rate)
         for group in self._optimiser.param_groups:
-            group["lr"] = schedule.rate(record.step)
+            group["lr"] = rate(course, record.step, self._progress())
         torch.manual_seed((course.seed << 32) + record.step)  # whatever a head draws is the same when it is done again
         try:
             numbers = self._learn(page.to(self.device))
@@ -286,20 +252,18 @@ class Trainer:
         )
 
     def _show(self, step: int, numbers: list[float]) -> None:
-        record, seconds = self.record, time.perf_counter() - self._started
-        done = max(1, record.step - self._first)
-        left = f"{seconds / done * (record.horizon - record.step) / 60:.1f} min left" if record.horizon else ""
-        accuracy = " ".join(f"{share:.2f}" for share in numbers[1:])
-        speed = f"{(record.tokens - self._before) / max(seconds, 1e-9):,.0f} tokens/s"
-        total = f" of {record.horizon:,}" if record.horizon else ""
-        best = f"{record.best:.2f} tokens per step"
-        self._watch.show(
-            ", ".join(
-                filter(
-                    None, [f"step {step:,}{total}", f"loss {numbers[0]:.3f}", f"right {accuracy}", best, speed, left]
-                )
-            )
+        record, course, seconds = self.record, self._course, time.perf_counter() - self._started
+        each = seconds / max(1, record.step - self._first)
+        left = each * (course.steps - record.step) if course.steps else self._time() - record.seconds
+        parts = (
+            f"step {step:,}" + (f" of {course.steps:,}" if course.steps else ""),
+            f"loss {numbers[0]:.3f}",
+            "right " + " ".join(f"{share:.2f}" for share in numbers[1:]),
+            f"{record.best:.2f} tokens per step" if record.marks else "not examined yet",
+            f"{(record.tokens - self._before) / max(seconds, 1e-9):,.0f} tokens/s",
+            f"{max(0.0, left) / 60:.1f} min left",
         )
+        self._watch.show(", ".join(parts))
 
 
 class _Reading:
