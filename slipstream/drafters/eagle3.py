@@ -19,7 +19,7 @@ from slipstream.drafters.head_shape import ShapedSettings
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
-from slipstream.models.linear import make_linear
+from slipstream.models.linear import make_draft_linear
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
         self._eps = head.frame.config.norm_eps
         self._taps_norm = ready(head.taps_norm) if head.settings.norm_taps else None
         self._norm_residual = head.settings.norm_residual
-        self._fuse = make_linear(ready(head.fuse.weight))
+        self._fuse = make_draft_linear(ready(head.fuse.weight))
         self._norms = tuple(ready(w) for w in (head.embed_norm, head.hidden_norm, head.norm))
         self._layer = PagedHeadLayer(head.layer, dtype, device)
-        self._output = make_linear(ready(head.output))
+        self._output = make_draft_linear(ready(head.output))
 
     def _hidden(self, features: torch.Tensor) -> torch.Tensor:
         return self._fuse(features if self._taps_norm is None else self._normed(features, self._taps_norm))

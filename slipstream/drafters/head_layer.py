@@ -11,7 +11,7 @@ from torch.nn import functional
 from slipstream.cache import LayerStore
 from slipstream.drafters.head_rows import PagedRows
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import make_linear
+from slipstream.models.linear import make_draft_linear
 from slipstream.models.rope import inverse_frequencies, rotate_
 from slipstream.models.unfold import PlainLayer
 
@@ -114,10 +114,10 @@ class PagedHeadLayer:
         def ready(weight: torch.Tensor) -> torch.Tensor:
             return weight.detach().to(device, dtype)
 
-        self._qkv = make_linear(ready(layer.qkv.weight.detach().float().cpu() * scale))
-        self._out = make_linear(ready(layer.out.weight))
-        self._gate_up = make_linear(ready(layer.gate_up.weight * layer.mlp_norm))
-        self._down = make_linear(ready(layer.down.weight))
+        self._qkv = make_draft_linear(ready(layer.qkv.weight.detach().float().cpu() * scale))
+        self._out = make_draft_linear(ready(layer.out.weight))
+        self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm))
+        self._down = make_draft_linear(ready(layer.down.weight))
         self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
 
     def __call__(

@@ -12,7 +12,7 @@ from slipstream.cache import LayerStore
 from slipstream.drafters.head import Frame, Head
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
 from slipstream.drafters.head_rows import PagedRows
-from slipstream.models.linear import make_linear
+from slipstream.models.linear import make_draft_linear
 
 
 class LayerStack(nn.Module):
@@ -57,7 +57,7 @@ class PagedStack:
         self._norms = [ready(norm) for norm in stack.norms]
         self._layers = [PagedHeadLayer(layer, dtype, device) for layer in stack.layers if isinstance(layer, HeadLayer)]
         self._norm = ready(stack.norm)
-        self._output = make_linear(ready(head.frame.rows))
+        self._output = make_draft_linear(ready(head.frame.rows))
 
     def __len__(self) -> int:
         return len(self._layers)

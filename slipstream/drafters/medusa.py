@@ -23,7 +23,7 @@ from slipstream.drafters.levels import Candidates, Growth
 from slipstream.drafters.marginals import best_first
 from slipstream.drafters.static_tree import ASSUMED, RANKS, StaticTree, Tally
 from slipstream.errors import CorruptFile
-from slipstream.models.linear import make_linear
+from slipstream.models.linear import make_draft_linear
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -160,13 +160,13 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             return weight.detach().to(device, dtype)
 
         self._heads = heads
-        self._enter = make_linear(ready(head.enter.weight), ready(head.enter.bias))
+        self._enter = make_draft_linear(ready(head.enter.weight), ready(head.enter.bias))
         own = head.rows.chunk(heads) if head.settings.own_rows else ()
-        self._own = [make_linear(ready(rows)) for rows in own]
+        self._own = [make_draft_linear(ready(rows)) for rows in own]
         if not own:
             leave = ready(head.leave).unflatten(0, (heads, -1))
             self._leave = leave.transpose(1, 2).contiguous()  # [heads, width, width]
-            self._output = make_linear(ready(head.frame.rows))
+            self._output = make_draft_linear(ready(head.frame.rows))
         self._accuracies: Seq[Seq[float]] = self.trained.figures.get("accuracies") or [ASSUMED] * heads
         if len(self._accuracies) != heads:
             raise CorruptFile(f"{self._place}: accuracies of {len(self._accuracies)} heads, and there are {heads}")

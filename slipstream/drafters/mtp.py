@@ -28,7 +28,7 @@ from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
-from slipstream.models.linear import Linear, make_linear
+from slipstream.models.linear import Linear, make_draft_linear
 from slipstream.sequence import Sequence
 
 
@@ -139,13 +139,13 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         def paged(module: MtpModule) -> _Paged:
             joint = module.join.weight * torch.cat([module.hidden_norm, module.embed_norm])
             layer = PagedHeadLayer(module.layer, dtype, device)
-            return _Paged(make_linear(ready(joint)), ready(module.input_norm), layer, ready(module.norm))
+            return _Paged(make_draft_linear(ready(joint)), ready(module.input_norm), layer, ready(module.norm))
 
         self._modules = [paged(module) for module in head.parts()]
         self.layers = len(self._modules)
         self._eps = self.target.config.norm_eps
         self._ones = torch.ones(self.target.config.hidden_size, dtype=dtype, device=device)
-        self._output = make_linear(ready(head.frame.rows))
+        self._output = make_draft_linear(ready(head.frame.rows))
 
     # -- one module ---------------------------------------------------------------------------------------------------
 

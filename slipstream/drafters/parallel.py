@@ -27,7 +27,7 @@ from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import shifted
-from slipstream.models.linear import make_linear
+from slipstream.models.linear import make_draft_linear
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -217,11 +217,11 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         self._stack = [PagedHeadLayer(layer, dtype, device) for layer in head.parts()]
         self._stack_norms = [ready(norm) for norm in head.stack_norms]
         self._norms = tuple(ready(w) for w in (head.embed_norm, head.hidden_norm, head.norm))
-        self._fuse = make_linear(ready(head.fuse.weight))
-        self._output = make_linear(ready(head.frame.rows))
+        self._fuse = make_draft_linear(ready(head.fuse.weight))
+        self._output = make_draft_linear(ready(head.frame.rows))
         self._masks = ready(head.masks)  # [block - 1, width]
         self._blanks = ready(head.blank).expand_as(self._masks)
-        self._gate = make_linear(ready(head.gate.weight))
+        self._gate = make_draft_linear(ready(head.gate.weight))
         self._pull = ready(head.pull.weight)  # [draft tokens, rank]
         head.link.to(device, dtype)
         self._links = head.links(self.target.embed(self.vocab))  # [draft tokens, rank]
