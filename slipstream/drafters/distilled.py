@@ -128,6 +128,7 @@ class DistilledHead(StackHead):
             lesson,
             tokens=tokens,
             learn=learn & (behind >= 0) & (behind <= _SPAN),
+            known_rows=None,
             probabilities=probabilities,
             best=probabilities.argmax(-1),
         )

@@ -56,6 +56,24 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows of a batch, filled up with the first one to a number that a GPU has seen before."""
+
+    places: torch.Tensor  # [rows], in [batch * length]
+    real: torch.Tensor  # [rows], bool: not there to fill up
+
+    @classmethod
+    def of(cls, places: torch.Tensor) -> Rows:
+        """These, filled up."""
+        filled = torch.cat([places, places[:1].expand(whole(len(places)) - len(places))])
+        return cls(filled, torch.arange(len(filled), device=places.device) < len(places))
+
+    def to(self, device: torch.device | str) -> Rows:
+        """The same on a device, which is not waited for."""
+        return Rows(*(part.to(device, non_blocking=True) for part in (self.places, self.real)))
+
+
+@dataclass(frozen=True)
 class Lesson:
     """A batch to learn from: texts that the target wrote, and what it thought while reading them.
 
@@ -70,18 +88,16 @@ class Lesson:
     best: torch.Tensor  # [batch, length]: the index among the draft tokens of its first choice; -1: none of them
     reread: Callable[[torch.Tensor], torch.Tensor] | None = None  # other texts of that shape -> their probabilities
 
+    known_rows: Rows | None = None  # `rows`, where they are known without asking the device
+
     @cached_property
     def rows(self) -> torch.Tensor:
-        """The rows worth learning, as places in [batch * length], filled up with the first row to a whole number.
-
-        A GPU waits for this once a lesson, and is spared a size that it has not seen before.
-        """
-        found = self.learn.flatten().nonzero()[:, 0]
-        return nn.functional.pad(found, (0, whole(len(found)) - len(found)))
+        """The rows worth learning, as places in [batch * length], filled up with the first row to a whole number."""
+        return self._rows.places
 
     @cached_property
-    def _real(self) -> torch.Tensor:
-        return torch.arange(len(self.rows), device=self.rows.device) < self.learn.sum()
+    def _rows(self) -> Rows:
+        return self.known_rows or Rows.of(self.learn.flatten().nonzero()[:, 0])
 
     def at(self, x: torch.Tensor, before: int = 0) -> torch.Tensor:
         """Of [batch, length, ...], the rows worth learning, or those so far before them; [rows, ...]."""
@@ -89,7 +105,7 @@ class Lesson:
 
     def counting(self, before: int = 0) -> torch.Tensor:
         """Which of `rows` count, as 1 and 0: those that do not fill up, and have so many rows of their text before."""
-        return (self._real & (self.rows % self.tokens.shape[1] >= before)).float()
+        return (self._rows.real & (self.rows % self.tokens.shape[1] >= before)).float()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from slipstream.cache import LayerStore
-from slipstream.drafters.head import Lesson
+from slipstream.drafters.head import Lesson, Rows
 from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
@@ -39,21 +39,24 @@ class Teacher:
         vocab: torch.Tensor,
         taps: Sequence[int],
         lengths: torch.Tensor | None = None,
+        rows: Rows | None = None,
     ) -> Lesson:
         """Read texts [batch, length], of which the first `prompt_lens` [batch] tokens are not the target's own.
 
         `vocab`: the draft tokens. `lengths` [batch]: tokens of each text, what is behind them being filled up (default:
-        all). Rows that are not worth learning have probabilities of 0 and no best token.
+        all). `rows`: those worth learning, where they are known; a GPU has to be waited for otherwise. All others have
+        probabilities of 0 and no best token.
         """
-        learn = _own_words(tokens, prompt_lens, lengths)
+        learn = own_words(tokens, prompt_lens, lengths)
+        rows = rows or Rows.of(learn.flatten().nonzero()[:, 0])
         hidden, tapped = self._read(tokens, taps)
-        probabilities, best = self._judged(hidden, learn, vocab)
+        probabilities, best = self._judged(hidden, rows.places, vocab)
 
         def reread(other: torch.Tensor) -> torch.Tensor:
-            every = torch.ones_like(other, dtype=torch.bool)
+            every = torch.arange(other.numel(), device=other.device)
             return self._judged(self._read(other, ())[0], every, vocab)[0]
 
-        return Lesson(tokens, learn, tapped, probabilities, best, reread)
+        return Lesson(tokens, learn, tapped, probabilities, best, reread, rows)
 
     def _read(self, tokens: torch.Tensor, taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The residual stream [batch, length, width] after the last layer, and after those asked for."""
@@ -69,23 +72,25 @@ class Teacher:
     def _judged(
         self, hidden: torch.Tensor, wanted: torch.Tensor, vocab: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Probabilities [batch, length, draft tokens] of the rows that are wanted, and each row's first choice."""
+        """Probabilities [batch, length, draft tokens] of the rows at places `wanted`, and each row's first choice."""
         model = self._model
-        probabilities = hidden.new_zeros(wanted.numel(), len(vocab))
-        best = torch.full((wanted.numel(),), -1, device=hidden.device)
+        shape = hidden.shape[:2]
+        probabilities = hidden.new_zeros(shape.numel(), len(vocab))
+        best = torch.full((shape.numel(),), -1, device=hidden.device)
         place = torch.full((model.config.vocab_size,), -1, device=hidden.device)
         place[vocab] = torch.arange(len(vocab), device=hidden.device)
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             flat = hidden.flatten(0, 1)
-            for rows in wanted.flatten().nonzero()[:, 0].split(max(1, _SLICE // model.config.vocab_size)):
+            for rows in wanted.split(max(1, _SLICE // model.config.vocab_size)):
                 logits = model.head(flat[rows])
-                whole = torch.logsumexp(logits.float(), -1, keepdim=True)  # over all tokens, the draft's or not
-                probabilities[rows] = (logits[:, vocab].float() - whole).exp().to(probabilities.dtype)
+                # Over all tokens, the draft's or not.
+                logarithms = functional.log_softmax(logits, -1, dtype=torch.float32)
+                probabilities[rows] = logarithms[:, vocab].exp().to(probabilities.dtype)
                 best[rows] = place[logits.argmax(-1)]
-        return probabilities.view(*wanted.shape, -1), best.view(wanted.shape)
+        return probabilities.view(*shape, -1), best.view(shape)
 
 
-def _own_words(tokens: torch.Tensor, prompt_lens: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+def own_words(tokens: torch.Tensor, prompt_lens: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
     """Where the next token is there and is one of the target's answer, [batch, length]."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None, :]
     ends = torch.full_like(prompt_lens, tokens.shape[1]) if lengths is None else lengths

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from slipstream.drafters.head import Head, Lesson
+from slipstream.drafters.head import Head, Lesson, Rows
 from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, rate
 from slipstream.train.evaluate import Mark
 from slipstream.train.lessons import Page, Texts
 from slipstream.train.state import Record, State, Tensors
-from slipstream.train.teacher import Teacher
+from slipstream.train.teacher import Teacher, own_words
 
 _BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.01, 1.0
 _HELD_OUT_BATCH = 8  # texts of a lesson that is not trained on
@@ -97,7 +97,7 @@ class Trainer:
     def _held_out(self) -> Iterator[Lesson]:
         """Lessons of the texts that are not trained on."""
         for start in range(0, len(self._texts.held_out), _HELD_OUT_BATCH):
-            yield self._lesson(self._texts.page(self._texts.held_out[start : start + _HELD_OUT_BATCH]).to(self.device))
+            yield self._lesson(self._texts.page(self._texts.held_out[start : start + _HELD_OUT_BATCH]))
 
     def _types(self) -> torch.autocast:
         """Products are made in bfloat16 where the target's type, which its hidden states have, is narrow."""
@@ -164,7 +164,7 @@ class Trainer:
             group["lr"] = rate(course, record.step, self._progress())
         torch.manual_seed((course.seed << 32) + record.step)  # whatever a head draws is the same when it is done again
         try:
-            numbers = self._learn(page.to(self.device))
+            numbers = self._learn(page)
         except torch.OutOfMemoryError:
             what = f"a batch of {page.tokens.numel()} tokens does not fit into the memory of {self.device}"
             raise NotEnoughMemory(what, hint=f"--tokens {max(1, course.tokens // 2)}") from None
@@ -185,8 +185,10 @@ class Trainer:
         return torch.cat([losses.total.detach().float().view(1), losses.accuracy.detach().float()])
 
     def _lesson(self, page: Page) -> Lesson:
-        head = self.head
-        return self._teacher.lesson(page.tokens, page.prompt_lens, head.frame.vocab, head.taps, page.lengths)
+        head, here = self.head, page.to(self.device)
+        learn = own_words(page.tokens, page.prompt_lens, page.lengths)
+        rows = Rows.of(learn.flatten().nonzero()[:, 0]).to(self.device)  # found on the host, which waits for nobody
+        return self._teacher.lesson(here.tokens, here.prompt_lens, head.frame.vocab, head.taps, here.lengths, rows)
 
     def _next_page(self) -> Page:
         """The next batch; where an epoch ends, another begins."""
