@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from slipstream.commands.check_heads import TrainedHead, examine_head
 from slipstream.commands.opening import fetch_models
 from slipstream.commands.options import Described, ModelSetup
 from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs, show_table
@@ -78,6 +79,7 @@ class Findings:
     max_model_len: int
     speculate: str
     drafts: list[Draft]
+    heads: list[TrainedHead]
     memory: Memory
 
     @property
@@ -86,7 +88,8 @@ class Findings:
         found = []
         if not self.memory.fits:
             found.append(self._memory_problem())
-        return found + [draft.problem for draft in self.drafts if draft.problem is not None]
+        parts = [*(draft.problem for draft in self.drafts), *(head.problem for head in self.heads)]
+        return found + [problem for problem in parts if problem is not None]
 
     def _memory_problem(self) -> str:
         memory = self.memory
@@ -121,6 +124,8 @@ def examine(setup: ModelSetup) -> Findings:
     target = open_model(setup.model)
     length = _length(setup.max_model_len, target.config.context)
     drafts = [_examine_draft(part, target, dtype, length) for part in spec.parts() if part.model is not None]
+    parts = (part for part in spec.parts() if part.model is None)
+    heads = [head for part in parts if (head := examine_head(part, target.config, dtype)) is not None]
     return Findings(
         model=setup.model,
         config=target.config,
@@ -129,11 +134,12 @@ def examine(setup: ModelSetup) -> Findings:
         max_model_len=length,
         speculate=str(spec),
         drafts=drafts,
+        heads=heads,
         memory=Memory(
             weights=weight_bytes(target.config, dtype),
             kv=_kv_bytes(target.config, dtype, length),
-            draft_weights=sum(draft.weights for draft in drafts),
-            draft_kv=sum(draft.kv for draft in drafts),
+            draft_weights=sum(draft.weights for draft in drafts) + sum(head.weights for head in heads),
+            draft_kv=sum(draft.kv for draft in drafts) + sum(head.per_token for head in heads) * _rows(length),
             available=available_bytes(device),
         ),
     )
@@ -145,9 +151,7 @@ def _length(asked: int | None, context: int) -> int:
     return asked or context
 
 
-def _examine_draft(
-    spec: DrafterSpec, target: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, length: int
-) -> Draft:
+def _examine_draft(spec: DrafterSpec, target: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, length: int) -> Draft:
     """The model that one drafter runs."""
     from slipstream.drafters import drafter_class
     from slipstream.drafters.translate import make_translator, measure
@@ -185,11 +189,16 @@ def _pages(tokens: int) -> int:
     return -(-tokens // PAGE_SIZE) + SPARE_PAGES
 
 
-def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
-    """K/V of one sequence of full length."""
+def _rows(tokens: int) -> int:
+    """Rows of the pages of one sequence of full length."""
     from slipstream.cache import PAGE_SIZE
 
-    return _pages(tokens) * PAGE_SIZE * config.kv_bytes_per_token(dtype.itemsize)
+    return _pages(tokens) * PAGE_SIZE
+
+
+def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
+    """K/V of one sequence of full length."""
+    return _rows(tokens) * config.kv_bytes_per_token(dtype.itemsize)
 
 
 def _affordable(memory: Memory, tokens: int) -> int:
@@ -209,6 +218,7 @@ def _as_dict(findings: Findings) -> dict[str, Any]:
         "max_model_len": findings.max_model_len,
         "speculate": findings.speculate,
         "drafts": [_draft_as_dict(draft) for draft in findings.drafts],
+        "heads": [asdict(head) for head in findings.heads],
         "memory_bytes": asdict(findings.memory) | {"total": findings.memory.total},
         "fits": findings.memory.fits,
         "problems": findings.problems,
@@ -260,13 +270,14 @@ def _print(findings: Findings) -> None:
         facts += [("draft", _architecture(draft.config)), ("vocabulary", draft.vocabulary.describe())]
         if draft.translation is not None:
             facts.append(("translation", draft.translation.describe()))
+    facts += [("head", head.describe()) for head in findings.heads if head.problem is None]
     show_pairs(facts)
     if not all(_native(config) for config in (findings.config, *(draft.config for draft in findings.drafts))):
         say("what is not native runs through transformers, slower; only loading it shows whether it can run trees")
     say()
     context = f"K/V for {findings.max_model_len:,} tokens"
     sums = [["weights", mebibytes(memory.weights)], [context, mebibytes(memory.kv)]]
-    if not findings.drafts:
+    if not (findings.drafts or findings.heads):
         sums.append(["drafter", mebibytes(0)])
     else:
         sums += [["draft weights", mebibytes(memory.draft_weights)], ["draft K/V", mebibytes(memory.draft_kv)]]

@@ -120,6 +120,7 @@ class Head(nn.Module, ABC):
     """The part of a drafter that is trained."""
 
     taps: tuple[int, ...]  # layers of the target whose output it reads
+    also_kept: int = 0  # numbers that drafting keeps for every token of context, beside K/V and hidden states
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()

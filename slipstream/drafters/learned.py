@@ -12,6 +12,7 @@ import torch
 from slipstream import noise
 from slipstream.drafters import trained
 from slipstream.drafters.head import Frame, Head, HeadSettings
+from slipstream.drafters.head_layer import HeadLayer
 from slipstream.drafters.levels import Candidates, GrowingDrafter, Growth, GrowthOptions
 from slipstream.errors import CorruptFile, OptionError
 from slipstream.types import Plan
@@ -40,7 +41,7 @@ Options = TypeVar("Options", bound=LearnedOptions)
 class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
     """Draft with a head that was trained on what its target says."""
 
-    needs = "a checkpoint trained for this target: one for the default model comes with the package"
+    needs = "a checkpoint trained for this target: `slipstream train`"
     instead: ClassVar[str] = "checkpoint=DIRECTORY"  # what can be given where none is found
     settings_type: ClassVar[type[HeadSettings]]
     head_type: ClassVar[type[Head]]
@@ -130,6 +131,15 @@ def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: 
     except TypeError as error:
         raise CorruptFile(f"{kind.name}: the settings are not those of this method: {error}") from None
     return kind.head_type(shaped, frame)  # type: ignore[call-arg, arg-type]
+
+
+def kept_per_token(head: Head) -> int:
+    """Numbers that a drafter keeps for every token of context: K/V of its layers, and the hidden states they read."""
+    layers = [module.config for module in head.modules() if isinstance(module, HeadLayer)]
+    if not layers:
+        return head.also_kept  # the last hidden state is all it needs
+    kv = sum(2 * config.kv_heads * config.head_dim for config in layers)
+    return kv + len(head.taps) * head.frame.config.hidden_size + head.also_kept
 
 
 def settings_of(settings: HeadSettings) -> dict[str, Any]:

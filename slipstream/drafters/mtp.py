@@ -73,6 +73,7 @@ class MtpHead(Head):
         super().__init__(frame)
         self.settings = settings
         self.taps = (frame.config.layers - 1,)
+        self.also_kept = (settings.modules - 1) * frame.config.hidden_size
         self.chain = nn.ModuleList(MtpModule(settings, frame) for _ in range(settings.modules))
 
     def begin(self) -> None:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError
 from slipstream.models.builtin import cache_directory
+from slipstream.models.config import ModelConfig
 
 FORMAT, VERSION = "slipstream-drafter", 1
 DESCRIPTION, WEIGHTS = "drafter.json", "weights.safetensors"
@@ -53,6 +54,18 @@ class Trained:
     weights: dict[str, torch.Tensor]
     provenance: dict[str, Any] = field(default_factory=dict)  # versions, arguments, data
     figures: dict[str, Any] = field(default_factory=dict)  # what was measured of it
+
+    def require_shape(self, method: str, config: ModelConfig, where: Path) -> None:
+        """Refuse another method's checkpoint, and that of a target of another shape."""
+        if self.method != method:
+            raise OptionError(f"{where} holds a drafter of kind {self.method!r}, not {method!r}")
+        for name in ("vocab_size", "hidden_size", "layers"):
+            if getattr(self.target, name) != getattr(config, name):
+                raise OptionError(
+                    f"{where} was trained for {self.target.name}, which has {name}={getattr(self.target, name)}, and "
+                    f"this target has {getattr(config, name)}",
+                    hint=f"train one for this target: slipstream train {method} -m MODEL",
+                )
 
     def require(self, method: str, fingerprint: str, where: Path) -> None:
         """Refuse another method's checkpoint, and another target's."""
