@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 from numbers import Integral
 from pathlib import Path
 
+import torch
+
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.drafters import DrafterSpec, parse_speculate
 from slipstream.drafters.registry import DEFAULT
@@ -106,8 +108,11 @@ class LLM:
             raise OptionError(f"{drafter.name} reads hidden states, which {self.model.name} does not give")
         try:
             drafter.attach(self.cache)
-        except BaseException:  # what was attached before the failure must not stay
+        except BaseException as error:  # what was attached before the failure must not stay
             self._remove_stores()
+            if isinstance(error, torch.OutOfMemoryError):
+                what = f"what {drafter.name} keeps for every token does not fit beside the K/V of {self.model.name}"
+                raise NotEnoughMemory(what, hint="lower max_model_len or cache_tokens") from None
             raise
         self._engine = Engine(
             self.model,

@@ -112,6 +112,12 @@ class Sampler:
             best = row.argmax()
             return Support(best.reshape(1), row[best].reshape(1))
         scaled = warmed(row, row.new_full((), params.temperature, dtype=torch.float32))
+        ids = self.cut(scaled)
+        return Support(ids, scaled if ids is None else scaled[ids])
+
+    def cut(self, scaled: torch.Tensor) -> torch.Tensor | None:
+        """The places that min-p, top-k and top-p leave of a row of scaled logits, ascending; None: all."""
+        params = self.params
         ids: torch.Tensor | None = None
         if params.min_p > 0:
             threshold = scaled.max() + torch.log(torch.tensor(params.min_p, dtype=torch.float32))
@@ -122,7 +128,7 @@ class Sampler:
             if kept is not None:
                 ids = kept if ids is None else ids[kept]
                 scaled = scaled[kept]
-        return Support(ids, scaled)
+        return ids
 
     def _top_k(self, scaled: torch.Tensor) -> torch.Tensor | None:
         count = self.params.top_k

@@ -128,6 +128,22 @@ def test_pages_that_a_burst_filled_are_shared() -> None:
     assert llm.generate([told], how)[0].token_ids == wanted, "a shared page holds the wrong rows"
 
 
+def test_a_lane_that_is_full_leaves_its_last_row_alone() -> None:
+    """Its answer ends with a page, which others will read, while a longer one keeps the burst going."""
+    llm, short, long = bursting_llm(), prompts(1)[0][:120], prompts(2)[1][:50]
+    how = [
+        SamplingParams(temperature=0.0, max_tokens=PAGE_SIZE + 1 - len(short)),
+        SamplingParams(max_tokens=40, seed=1),
+    ]
+    answer = llm.generate([short, long], how)[0].token_ids
+    told = [*short, *answer, 1, 2, 3]
+    table = llm.cache.open(told)
+    assert len(table.pages) == 1
+    llm.cache.release(table)
+    greedy = SamplingParams(temperature=0.0, max_tokens=30)
+    assert llm.generate([told], greedy)[0].token_ids == tiny_llm().generate([told], greedy)[0].token_ids
+
+
 def test_choices_of_one_request_and_requests_that_come_later_join() -> None:
     asked = prompts(9, 200)
     how = [SamplingParams(n=1 + i % 3, temperature=0.9, seed=i, max_tokens=20 + i) for i in range(9)]

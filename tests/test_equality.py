@@ -20,7 +20,7 @@ from tests.tiny import tiny_directory, tiny_draft
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS = 100_000
-REQUESTS = 98
+REQUESTS = 56
 SPECS = [(name, case) for name, cases in CASES.items() for case in cases if name != "none"]
 
 compared = 0

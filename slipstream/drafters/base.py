@@ -135,6 +135,12 @@ class Drafter(ABC, Generic[Options]):
         May raise, and may then be called again for each sequence alone: whoever raises there is dropped.
         """
 
+    def depart(self, outcome: Outcome) -> None:
+        """A sequence has ended in this step. Its pages may be found by others from now on: complete what lies in them.
+
+        Called instead of `observe`. More tokens may have been committed than were given out.
+        """
+
     def rollback(self, sequence: Sequence, length: int) -> None:
         """Tokens of the sequence behind the first `length` were taken back: forget what was kept of them.
 

@@ -134,3 +134,6 @@ class KangarooDrafter(KeepingDrafter[KangarooOptions]):
         super().observe(outcomes)
         for outcome in outcomes:
             self._features.append(outcome)
+
+    def depart(self, outcome: Outcome) -> None:
+        self._features.append(outcome)

@@ -26,7 +26,7 @@ _NODES_CPU, _NODES_GPU = 12, 64  # what a pass over the tree may cost: far more 
 @dataclass(frozen=True)
 class LearnedOptions(GrowthOptions):
     """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter that was trained for this
-    target and lies in the cache or came with the package. `nodes`: 0 for as many as suit the device. `branch`: 1 for a
+    target and lies in the cache. `nodes`: 0 for as many as suit the device. `branch`: 1 for a
     chain. `draw` is that of `draft_model`.
     """
 
@@ -110,18 +110,28 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         params = growth.sequence.params
         if params.adjusts:
             return super()._candidates(growth, logits, parents)
-        scores: torch.Tensor = logits.float()
         if not params.greedy:
-            # Which tokens the target will take depends on noise that is known: it is read at the draft tokens' ids.
-            scores = torch.stack([self._noisy(growth, row, node) for row, node in zip(scores, parents, strict=True)])
-        top = torch.topk(torch.softmax(scores, -1), min(growth.plan.branch, scores.shape[1]))
+            return [self._drawn(growth, row, node) for row, node in zip(logits, parents, strict=True)]
+        top = torch.topk(torch.softmax(logits.float(), -1), min(growth.plan.branch, logits.shape[1]))
         tokens, weights = self.vocab[top.indices].tolist(), top.values.tolist()
         return [list(zip(*pair, strict=True)) for pair in zip(tokens, weights, strict=True)]
 
-    def _noisy(self, growth: Growth, row: torch.Tensor, node: int) -> torch.Tensor:
+    def _drawn(self, growth: Growth, row: torch.Tensor, node: int) -> list[tuple[int, float]]:
+        """The likeliest children of a node where the request samples.
+
+        Which token the target takes depends on noise that is known: it is read at the draft tokens' ids. A verifier
+        that compares p and q takes none from it.
+        """
         sampler = growth.sequence.sampler
-        key = noise.key(sampler.seed, sampler.choice, sampler.position + growth.tree.depths[node], noise.MATCH)
-        return row / sampler.params.temperature + noise.gumbel(key, self.vocab, self.target.device)
+        support = sampler.support(row, growth.tree.path_tokens(node))
+        ids = self.vocab if support.ids is None else self.vocab[support.ids]
+        scores = support.logits.double()
+        if not self.target.reads_draws:
+            position = sampler.position + growth.tree.depths[node]
+            key = noise.key(sampler.seed, sampler.choice, position, noise.MATCH)
+            scores = scores + noise.gumbel(key, ids, self.target.device)
+        top = torch.topk(torch.softmax(scores, -1), min(growth.plan.branch, len(scores)))
+        return list(zip(ids[top.indices].tolist(), top.values.tolist(), strict=True))
 
 
 def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:

@@ -9,6 +9,7 @@ draft and target coincide as often as possible), or *sampled* from q without rep
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import torch
 from slipstream import noise
 from slipstream.attention import Segment, tree_segment
 from slipstream.drafters.base import Drafter, DraftOptions, Wish
+from slipstream.errors import DraftFault
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import Draw, TokenTree
@@ -145,6 +147,8 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         for parent, children in zip(parents, self._candidates(growth, logits, parents), strict=True):
             for token, probability in children:
                 joint = tree.confidence[parent] * probability
+                if math.isnan(joint):
+                    raise DraftFault(f"{self.name} has no probabilities: its numbers are not finite")
                 if joint >= plan.min_confidence:
                     candidates.append((joint, parent, token))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))

@@ -7,7 +7,10 @@ the best node whose parent is there, again and again, gives the best tree of eve
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
+
+from slipstream.errors import DraftFault
 
 
 def best_first(
@@ -26,6 +29,8 @@ def best_first(
     def consider(parent: int, depth: int, place: int) -> None:
         if depth < len(tokens) and place < len(tokens[depth]):
             joint = joints[parent] * probabilities[depth][place]
+            if math.isnan(joint):
+                raise DraftFault("a draft has no probabilities: its numbers are not finite")
             if joint > 0.0 and joint >= min_confidence:
                 heapq.heappush(waiting, (-joint, parent, depth, place))
 

@@ -251,6 +251,8 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         """The likeliest tokens of each depth, as they would be behind the first choices of the depths above."""
         spine = self.vocab[logits[:-1].argmax(-1)].tolist()
         behind = replace(growth, tree=TokenTree.chain(growth.tree.tokens[0], spine))
+        if self.options.tree == "static":  # its nodes may be of any rank that was counted
+            behind = replace(behind, plan=replace(growth.plan, branch=max(RANKS, growth.plan.branch)))
         if growth.sequence.params.adjusts:
             logits = self._widened(logits)
         return self._candidates(behind, logits, range(len(logits)))

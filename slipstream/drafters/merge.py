@@ -73,6 +73,12 @@ class MergeDrafter(Drafter[MergeOptions]):
         self._plans = [drafter.plan for drafter in self.drafters]
         self.taps = tuple(sorted({layer for drafter in self.drafters for layer in drafter.taps}))
 
+    @property
+    def plan(self) -> Plan:
+        """As the options say it, with what the drafters themselves do on this device where they leave it open."""
+        plan, options = self.options.plan, self.options
+        return Plan(plan.depth, options.nodes or min(192, sum(part.nodes for part in self._plans)))
+
     def rename(self, key: str) -> None:
         super().rename(key)
         for drafter in self.drafters:
@@ -108,6 +114,10 @@ class MergeDrafter(Drafter[MergeOptions]):
     def observe(self, outcomes: Seq[Outcome]) -> None:
         for drafter in self.drafters:
             drafter.observe([_seen_by(drafter, outcome) for outcome in outcomes])
+
+    def depart(self, outcome: Outcome) -> None:
+        for drafter in self.drafters:
+            drafter.depart(_seen_by(drafter, outcome))
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         for drafter in self.drafters:

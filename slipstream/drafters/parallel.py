@@ -28,6 +28,7 @@ from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import shifted
 from slipstream.models.linear import make_draft_linear
+from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -329,11 +330,21 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         if params.greedy:
             return scores
         scores = scores / params.temperature
+        if not sampler.simple:  # only tokens that top-k, top-p and min-p leave can be chosen
+            scores = torch.stack([self._supported(sampler, row) for row in scores])
         if self.target.reads_draws:
             return scores  # such a verifier does not choose by noise: the likeliest guess is the best one
         positions = range(sampler.position, sampler.position + len(scores))
         keys = [noise.key(sampler.seed, sampler.choice, position, noise.MATCH) for position in positions]
         return scores + torch.stack([noise.gumbel(key, self.vocab, self.target.device) for key in keys]).float()
+
+    @staticmethod
+    def _supported(sampler: Sampler, row: torch.Tensor) -> torch.Tensor:
+        """A row of scaled logits with the tokens cut off that the request's settings never leave."""
+        kept = sampler.cut(row)
+        if kept is None:
+            return row
+        return torch.full_like(row, float("-inf")).index_copy_(0, kept, row[kept])
 
     def _adjusted(self, growth: Growth) -> torch.Tensor:
         """Logits after bias and penalties. These depend on the path: the likeliest tokens stand for it."""

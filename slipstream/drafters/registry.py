@@ -220,6 +220,8 @@ def _convert(method: str, name: str, value: object, hint: Any) -> object:
         if isinstance(value, str | Mapping) or not isinstance(value, Sequence):
             raise OptionError(f"drafter {method!r}: {name}={value!r} is not a list of drafters")
         return tuple(map(parse_speculate, value))
+    if hint == tuple[int, ...]:
+        return _numbers(method, name, value)
     accepted = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in accepted:
         if kind is type(None) and (value is None or value == "none"):
@@ -229,7 +231,7 @@ def _convert(method: str, name: str, value: object, hint: Any) -> object:
         if kind in (int, float) and not isinstance(value, bool):
             try:
                 number = kind(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
             if not (kind is int and isinstance(value, float) and number != value):
                 return typing.cast(object, number)
@@ -237,3 +239,12 @@ def _convert(method: str, name: str, value: object, hint: Any) -> object:
             return value
     names = " or ".join(getattr(k, "__name__", str(k)) for k in accepted)
     raise OptionError(f"drafter {method!r}: {name}={value!r} is not {names}")
+
+
+def _numbers(method: str, name: str, value: object) -> tuple[int, ...]:
+    """Whole numbers: a list of them, or as on a command line, `2/15/27`."""
+    parts = value.split("/") if isinstance(value, str) else value
+    try:
+        return tuple(int(part) for part in parts)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise OptionError(f"drafter {method!r}: {name}={value!r} is no list of numbers", hint="as in 2/15/27") from None

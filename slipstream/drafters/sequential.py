@@ -114,6 +114,9 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
             if growth is not None:  # rows behind the root were made of guesses
                 self._cache.truncate(table, self.key, growth.root_slot + 1)
 
+    def depart(self, outcome: Outcome) -> None:
+        self._features.append(outcome)
+
     def rollback(self, sequence: Sequence, length: int) -> None:
         sequence.drafting.pop(self.key, None)
         self._cache.truncate(sequence.table, self.key, length)

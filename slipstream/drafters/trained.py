@@ -151,7 +151,7 @@ def save(place: Path, trained: Trained, *, compact: bool, files: Mapping[str, st
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        save_file({name: tensor.contiguous().cpu() for name, tensor in stored.items()}, partial / WEIGHTS)
+        write_tensors(partial / WEIGHTS, stored)
         (partial / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
         for name, text in (files or {}).items():
             (partial / name).write_text(text, encoding="utf-8")
@@ -160,12 +160,25 @@ def save(place: Path, trained: Trained, *, compact: bool, files: Mapping[str, st
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a file of tensors; a disk that does not take it is an OSError, as with any other file."""
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file, metadata)
+    except SafetensorError as error:
+        raise OSError(f"{file.name}: {error}") from None
+
+
 def _replace(place: Path, partial: Path) -> None:
     """Put a directory where another one may lie; at no moment is there half of one."""
     old = place.with_name(f".{place.name}-old-{os.getpid()}")
     if place.exists():
         place.rename(old)
-    partial.rename(place)
+    try:
+        partial.rename(place)
+    except OSError:
+        if old.exists():
+            old.rename(place)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -74,11 +74,14 @@ class Lanes:
         self.step.zero_()
 
     def advance(self, chosen: torch.Tensor) -> None:
-        """Take the chosen tokens [lanes] as the next roots. A lane that is full stays where it is: its end is near."""
+        """Take the chosen tokens [lanes] as the next roots.
+
+        A lane that is full stays where it is, token and slot: its end is near, and its last row must stay what it is.
+        """
         self.chosen.index_copy_(0, self.step, chosen[None])
         self.step += 1
-        self.tokens.copy_(chosen)
         slots = self.tiles.slots
+        self.tokens.copy_(torch.where(slots < self.last, chosen, self.tokens))
         slots.copy_(torch.minimum(slots + 1, self.last))
 
 

@@ -158,7 +158,11 @@ class Engine:
             progress.append(Progress(sequence, tree, count))
             outcomes.append(Outcome(sequence, verdict.tokens, taps, tree, scouted))
         verified = time.perf_counter()
-        self._observe([o for o in outcomes if not (o.sequence.finished or o.sequence.drafter_dropped)])
+        followed = [o for o in outcomes if not o.sequence.drafter_dropped]
+        self._observe([o for o in followed if not o.sequence.finished])
+        for outcome in followed:
+            if outcome.sequence.finished:
+                self._guarded(outcome.sequence, lambda o=outcome: self.drafter.depart(o))  # type: ignore[misc]
         for work in launched.work:
             self.cache.share(work.sequence.table, TARGET, work.sequence.tokens)
         for item in progress:

@@ -51,6 +51,8 @@ def choose_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
 def load_model(model: str | Path, *, dtype: str | torch.dtype, device: str) -> tuple[Model, Tokenizer | None]:
     """Load a model and its tokenizer. Too little memory is told before anything is read."""
     device = choose_device(device)
+    if device.startswith("cuda:"):
+        torch.cuda.set_device(device)  # kernels of our own and captured graphs run on the current one
     chosen = choose_dtype(dtype, device)
     checkpoint = open_model(model)
     require_memory(checkpoint.name, checkpoint.config, chosen, device)

@@ -161,7 +161,7 @@ class Author:
             said = yield from self._answer(asked, temperature, seeds)
         except _Unusable as why:
             return Dropped(str(why))
-        words = "\n".join(message["content"] for message in asked)
+        words = "\n".join(message["content"] for message in asked if message["role"] == "user")
         flags = CUT if said.cut else 0
         goes_on = goes_on and not later and said.ended and self._second_turns
         while later or goes_on:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from slipstream.drafters.trained import write_tensors
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError, ShapeMismatch, UnsupportedModel
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -73,8 +74,7 @@ def write_foreign(place: Path, foreign: Foreign) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        stored = {name: weight.detach().cpu().contiguous() for name, weight in foreign.weights.items()}
-        save_file(stored, partial / WEIGHTS, metadata={"format": "pt"})
+        write_tensors(partial / WEIGHTS, foreign.weights, {"format": "pt"})
         (partial / CONFIG).write_text(json.dumps(foreign.config, indent=2) + "\n")
         partial.rename(place)
     except OSError as error:

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from slipstream.drafters.trained import write_tensors
 from slipstream.errors import CorruptFile, OptionError
 
 NUMBERS, TENSORS = "state.json", "tensors.safetensors"
@@ -62,7 +63,7 @@ def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
     partial.mkdir(parents=True)
     groups = {"weights": state.weights, "best": state.best, "memory": state.memory}
     tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, partial / TENSORS)
+    write_tensors(partial / TENSORS, {name: tensor.detach().clone() for name, tensor in tensors.items()})
     numbers = {"version": _VERSION, "arguments": dict(arguments), "record": asdict(state.record)}
     (partial / NUMBERS).write_text(json.dumps(numbers, indent=1) + "\n")
     for file in (partial / TENSORS, partial / NUMBERS):
@@ -70,11 +71,14 @@ def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
             os.fsync(written.fileno())
     old = _states(folder)
     place = folder / f"state-{state.record.step:09d}"
-    shutil.rmtree(place, ignore_errors=True)
+    if place in old:  # the same step once more: the older one is complete, and may be gone on from until this one is
+        aside = folder / f"state-{max(0, state.record.step - 1):09d}"
+        shutil.rmtree(aside, ignore_errors=True)
+        place.rename(aside)
+        old = [aside if former == place else former for former in old]
     partial.rename(place)
     for former in old:
-        if former != place:
-            shutil.rmtree(former, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 SHARD_ITEMS = 256  # conversations in a shard: what an interrupt may cost
 AT_ONCE = {"cuda": 1024, "cpu": 32}  # conversations under way, by kind of device
+_LEFT = 0.9  # of the free memory, when the model is loaded
 _PROBE = 24  # tokens that each writes to measure the speed
 
 
@@ -51,7 +52,8 @@ class Status:
 def find_room(config: ModelConfig, element_size: int, free: int, longest: int, at_once: int) -> Room:
     """As many as asked for, or as the memory (`free` bytes behind the weights) holds; one at least."""
     each = -(-longest // PAGE_SIZE)
-    affordable = int(free * KV_SHARE) // (PAGE_SIZE * config.kv_bytes_per_token(element_size))  # pages
+    # Loading leaves a little less than is free now.
+    affordable = int(_LEFT * free * KV_SHARE) // (PAGE_SIZE * config.kv_bytes_per_token(element_size))  # pages
     at_once = max(1, min(at_once, (affordable - SPARE_PAGES) // each))
     return Room(at_once, longest, (at_once * each + SPARE_PAGES) * PAGE_SIZE)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from slipstream.drafters.head import Head, Lesson, Rows
+from slipstream.drafters.trained import write_tensors
 from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, rate
 from slipstream.train.evaluate import Mark
@@ -225,7 +225,7 @@ class Trainer:
 
     def _give_up(self, reading: _Reading, loss: float) -> None:
         page, file = reading.page, self._folder / f"bad-batch-{reading.step}.safetensors"
-        save_file({"tokens": page.tokens, "prompt_lens": page.prompt_lens, "lengths": page.lengths}, file)
+        write_tensors(file, {"tokens": page.tokens, "prompt_lens": page.prompt_lens, "lengths": page.lengths})
         raise SlipstreamError(
             f"the loss was {loss} at step {reading.step}; the batch is in {file}",
             hint="try a smaller --rate with --restart",

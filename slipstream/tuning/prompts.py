@@ -42,7 +42,7 @@ def read_dialogues(path: Path) -> list[Dialogue]:
     if path.suffix not in _SUFFIXES:
         raise OptionError(f"{str(path)!r} is no file of prompts", hint=f"valid: {', '.join(_SUFFIXES)}")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other signs that end lines may stand in JSON
     except OSError as error:
         raise OptionError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

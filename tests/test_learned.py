@@ -1,0 +1,64 @@
+"""What all drafters that learn share: pages of others, cut supports, numbers that are none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.drafters.learned import LearnedDrafter
+from tests.heads import random_head
+from tests.lessons import new_head, saved
+from tests.tiny import tiny_llm
+
+PROMPT = [5, 9, 17, 3, 80, 2] * 44  # two pages and a little
+
+
+def build(speculate: object, **kwargs: object) -> LLM:
+    return tiny_llm(context=300, characters=True, speculate=speculate, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "parallel", "kangaroo"])
+def test_a_request_that_ends_at_once_leaves_its_hidden_states_to_others(method: str) -> None:
+    checkpoint = random_head(method, **({"exit": 1} if method == "kangaroo" else {}))
+    how = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    fresh = build(f"{method}:checkpoint={checkpoint}").generate([PROMPT], how)[0].stats
+    llm = build(f"{method}:checkpoint={checkpoint}")
+    llm.generate([PROMPT], SamplingParams(temperature=0.0, max_tokens=1))
+    features = next(data for name, data in llm.cache.stores.items() if name.endswith(".features"))
+    table = llm.cache.open(PROMPT)
+    assert len(table.pages) == 2 and bool(features[0, 0, table.pages].abs().amax(-1).gt(0).all())
+    llm.cache.release(table)
+    again = llm.generate([PROMPT], how)[0].stats
+    assert (again.accepted_by_depth, again.steps) == (fresh.accepted_by_depth, fresh.steps)
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.3}])
+def test_only_tokens_that_can_be_chosen_are_drafted(cut: dict[str, float]) -> None:
+    """A draft that is the target itself is right whenever it knows which tokens are cut off."""
+    llm = build(None)
+    head, settings = new_head(llm, "draft_model", torch.arange(97), layers=2)
+    place = saved(llm, "draft_model", head, settings)
+    llm.use({"method": "draft_model", "checkpoint": str(place), "depth": 4})
+    how = SamplingParams(temperature=1.0, seed=2, max_tokens=41, ignore_eos=True, **cut)  # type: ignore[arg-type]
+    stats = llm.generate([PROMPT[:30]], how)[0].stats
+    assert stats.accepted == stats.drafted
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "parallel", "kangaroo", "draft_model"])
+def test_numbers_that_are_none_drop_the_drafter(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored = LearnedDrafter._restored
+
+    def broken(drafter: LearnedDrafter) -> torch.nn.Module:  # type: ignore[type-arg]
+        head = restored(drafter)
+        for weight in head.parameters():
+            weight.data.fill_(float("nan"))
+        return head
+
+    monkeypatch.setattr(LearnedDrafter, "_restored", broken)
+    llm = build(f"{method}:checkpoint={random_head(method)}")
+    how = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    output = llm.generate([PROMPT[:20]], how)[0]
+    assert output.stats.draft_faults == 1
+    llm.use(None)
+    assert llm.generate([PROMPT[:20]], how)[0].token_ids == output.token_ids
