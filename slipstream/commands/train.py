@@ -49,6 +49,10 @@ def train(
         str | None, Described("start from a checkpoint, or (a method's name) from the one found", metavar="FROM")
     ] = None,
     restart: Annotated[bool, Described("forget what an interrupted training left behind")] = False,
+    joint: Annotated[bool, Described("tune the target, too: the result is another model (lossy)")] = False,
+    model_out: Annotated[
+        str | None, Described("where that model goes (default: beside the checkpoint)", metavar="DIR")
+    ] = None,
     tokens: Annotated[int, Described("of a batch, filling included (0: what suits the device)")] = _DEFAULT.tokens,
     longest: Annotated[int, Described("texts are cut to so many tokens")] = _DEFAULT.longest,
     rate: Annotated[float, Described("of learning, at its highest")] = _DEFAULT.rate,
@@ -89,11 +93,14 @@ def train(
         import torch
 
         from slipstream.drafters import DrafterSpec
+        from slipstream.train.joint import JointSettings, require_places, split_settings, train_jointly
         from slipstream.train.run import Order, require_method
         from slipstream.train.run import train as run_training
         from slipstream.train.settings import parsed
         from slipstream.train.trainer import Watch
-    chosen = require_method(method, parsed(settings))
+    require_places(joint, output, model_out)
+    tuning, asked = split_settings(method, parsed(settings)) if joint else (JointSettings(), parsed(settings))
+    chosen = require_method(method, asked)
     if threads is not None:
         torch.set_num_threads(threads)
     fetch_models(model, DrafterSpec("none"))
@@ -101,15 +108,21 @@ def train(
     texts = _written(model, prompts, out, dtype, device) if data is None else Path(data).expanduser()
     order = Order(method, texts, out, model, init or "", chosen, course, restart, device, dtype)
     live = _Live()
+    made = None
     try:
-        place, drafter = run_training(order, Watch(live.tell, live.show))
+        if joint:
+            place_of_model = None if model_out is None else Path(model_out)
+            made, place, drafter = train_jointly(order, tuning, Watch(live.tell, live.show), place_of_model)
+        else:
+            place, drafter = run_training(order, Watch(live.tell, live.show))
     except KeyboardInterrupt:
         live.tell("stopped; the same command goes on from the last safe point")
         raise
     if as_json:
-        print_json({"place": str(place), **drafter.figures}, indent=2)
+        tuned = {} if made is None else {"model": str(made), "joint": drafter.provenance["joint"]}
+        print_json({"place": str(place), **tuned, **drafter.figures}, indent=2)
     else:
-        _print(place, drafter, model, output)
+        _print(place, drafter, model if made is None else str(made), output)
 
 
 def _asked(name: str, value: Any) -> Any:
@@ -162,6 +175,7 @@ class _Live:
 
 def _print(place: Path, drafter: Trained, model: str, output: str | None) -> None:
     from slipstream.drafters.trained import WEIGHTS
+    from slipstream.train.joint_notice import summary
 
     figures, training = drafter.figures, drafter.provenance["training"]
     rows = [["the default tree", f"{figures['tokens_per_step']:.2f}"]]
@@ -175,6 +189,8 @@ def _print(place: Path, drafter: Trained, model: str, output: str | None) -> Non
     peak = f", {mebibytes(training['peak_memory_bytes'])} of GPU memory" if training["peak_memory_bytes"] else ""
     say(f"{took}{peak}; stored as {figures['stored_as']}, {size}")
     say(f"saved: {place} (report.html shows how it went)")
+    if "joint" in drafter.provenance:
+        say(f"{summary(drafter.provenance['joint'])} (README.txt in {model})", "bad")
     choice = "" if model == DEFAULT_MODEL else f" -m {shlex.quote(model)}"
     drafted = drafter.method if output is None else f"{drafter.method}:checkpoint={place}"
     say("use it:")

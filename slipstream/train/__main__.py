@@ -14,6 +14,7 @@ from pathlib import Path
 from slipstream.errors import SlipstreamError
 from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.train.course import Course
+from slipstream.train.joint import require_places, split_settings, train_jointly
 from slipstream.train.run import Order, train
 from slipstream.train.settings import parsed
 from slipstream.train.trainer import Watch
@@ -43,6 +44,8 @@ def main() -> int:
     parser.add_argument("--init", default="")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--joint", action="store_true", help="tune the target too: makes another model")
+    parser.add_argument("--model-out", type=Path, help="where that goes (default: beside --out)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     for field in dataclasses.fields(Course):
@@ -50,8 +53,15 @@ def main() -> int:
     given = vars(parser.parse_args())
     try:
         course = Course(**{field.name: given.pop(field.name) for field in dataclasses.fields(Course)})
-        order = Order(settings=parsed(given.pop("set")), course=course, **given)
-        place, drafter = train(order, Watch(lambda line: print(line, flush=True), _Lines().show))
+        joint, model_out, settings = given.pop("joint"), given.pop("model_out"), parsed(given.pop("set"))
+        watch = Watch(lambda line: print(line, flush=True), _Lines().show)
+        require_places(joint, given["out"], model_out)
+        if joint:
+            tuning, settings = split_settings(given["method"], settings)
+            order = Order(settings=settings, course=course, **given)
+            _, place, drafter = train_jointly(order, tuning, watch, model_out)
+        else:
+            place, drafter = train(Order(settings=settings, course=course, **given), watch)
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from slipstream.models.loader import open_model
 from slipstream.train import report, state
 from slipstream.train.course import Course
 from slipstream.train.data import ChatData
-from slipstream.train.evaluate import Examiner
+from slipstream.train.evaluate import Examiner, Mark
 from slipstream.train.finish import finish, mark_weights, provenance
 from slipstream.train.lessons import Texts
-from slipstream.train.state import Record
+from slipstream.train.state import Record, Tensors
 from slipstream.train.teacher import Teacher
 from slipstream.train.trainer import Trainer, Watch
 
@@ -74,8 +74,11 @@ def require_method(method: str, settings: Mapping[str, object]) -> dict[str, obj
     return {name: getattr(shaped, name) for name in settings}
 
 
-def train(order: Order, watch: Watch) -> tuple[Path, Trained]:
-    """Carry out an order, or go on with it; the checkpoint's place and what is in it."""
+def train(order: Order, watch: Watch, plan: Callable[..., Training] | None = None) -> tuple[Path, Trained]:
+    """Carry out an order, or go on with it; the checkpoint's place and what is in it.
+
+    `plan`: makes a training of another kind than the usual from what the usual one is made of.
+    """
     kind = learned_class(order.method)
     settings = make_options(order.method, kind.settings_type, order.settings)
     given = None if order.out is None else order.out.expanduser().resolve()
@@ -88,7 +91,7 @@ def train(order: Order, watch: Watch) -> tuple[Path, Trained]:
     _require_ours(out)
     try:
         _require_writable(out)
-        return out, _Training(order, kind, settings, data, llm, out, watch).run()
+        return out, (plan or Training)(order, kind, settings, data, llm, out, watch).run()
     except OSError as error:
         raise OptionError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
 
@@ -138,7 +141,7 @@ def _require_written_by(llm: LLM, data: ChatData, place: Path) -> None:
         )
 
 
-class _Training:
+class Training:
     """The parts of one training, put together."""
 
     def __init__(
@@ -181,10 +184,9 @@ class _Training:
         texts = Texts(self._data, self._course.longest, _MULTIPLE[self._llm.model.device.partition(":")[0]])
         head = self._head(texts)
         drafter = self._drafter(head)
-        during, after = self._examiners(texts)
-        trainer = Trainer(
-            head, self._teacher, texts, self._course, lambda w: mark_weights(drafter, w, during), self._out, self._watch
-        )
+        during, after = self._examiners(texts, self._llm)
+        mark = self._marking(drafter, texts, during)
+        trainer = Trainer(head, self._teacher, texts, self._course, mark, self._out, self._watch)
         self._introduce(head, texts)
         if former is not None:
             trainer.restore(former)
@@ -195,7 +197,15 @@ class _Training:
         state.save(self._out, trainer.state, self._arguments)
         facts = trainer.facts()
         drafter = replace(drafter, weights=trainer.best, provenance=self._provenance(trainer.record), figures=facts)
-        return finish(self._out, drafter, trainer.record, after)
+        return self._concluded(drafter, trainer.record, texts, after)
+
+    def _marking(self, drafter: Trained, texts: Texts, examiner: Examiner) -> Callable[[Tensors], Mark]:
+        """How the trainer's weights are examined while it trains."""
+        return lambda weights: mark_weights(drafter, weights, examiner)
+
+    def _concluded(self, drafter: Trained, record: Record, texts: Texts, examiner: Examiner) -> Trained:
+        """Write what was made of the best weights."""
+        return finish(self._out, drafter, record, examiner)
 
     def _already_there(self) -> Trained:
         found = trained.load(self._out)
@@ -246,14 +256,14 @@ class _Training:
         made = Made(model.fingerprint, Path(model.name).name, config.vocab_size, config.hidden_size, config.layers)
         return Trained(self._order.method, self._settings, made, head.frame.vocab.cpu(), {})
 
-    def _examiners(self, texts: Texts) -> tuple[Examiner, Examiner]:
+    def _examiners(self, texts: Texts, llm: LLM) -> tuple[Examiner, Examiner]:
         """For the examinations during the training, and for those after it: other prompts, if there are enough."""
         count, held_out = self._course.prompts, [texts.prompt(index) for index in texts.held_out]
         during, after = held_out[:count], held_out[count : 2 * count]
         method, answer = self._order.method, self._course.answer
         return (
-            Examiner(self._llm, method, during, answer),
-            Examiner(self._llm, method, after if len(after) == count else during, answer),
+            Examiner(llm, method, during, answer),
+            Examiner(llm, method, after if len(after) == count else during, answer),
         )
 
     def _introduce(self, head: Head, texts: Texts) -> None:

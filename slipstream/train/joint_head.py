@@ -1,0 +1,67 @@
+"""A head and its target that learn together: the head what the target will say, the target not to say anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint as recomputed
+
+from slipstream.drafters.head import Head, Lesson, Losses, mean
+from slipstream.train.joint_model import TunedModel
+
+_SLICE = 1 << 26  # logits that exist at one time: [rows, vocabulary] is cut into so many elements
+
+
+class JointHead(Head):
+    """A head of any method on the hidden states of a tuned target.
+
+    The loss is how far the tuned target's distribution has gone from the original's (KL, over the whole vocabulary, at
+    every row worth learning), and `weight` times what the head has to learn. The head is taught what the tuned target
+    says, not what the original said: that is what its drafts will be checked against. No gradient goes that way, so
+    that the target is never drawn towards being easy to guess but through the hidden states that the head reads.
+    """
+
+    def __init__(self, head: Head, tuned: TunedModel, weight: float) -> None:
+        super().__init__(head.frame)
+        self.head = head
+        self.tuned = tuned
+        self.taps = (head.frame.config.layers - 1,)  # of the original: its distributions follow from there
+        self._weight = weight
+
+    def losses(self, lesson: Lesson) -> Losses:
+        retold, moved = self._retold(lesson)
+        losses = self.head.losses(retold)
+        return Losses(mean(moved, lesson.counting()) + self._weight * losses.total, losses.accuracy)
+
+    def facts(self, lessons: Iterable[Lesson]) -> dict[str, Any]:
+        return self.head.facts(self._retold(lesson)[0] for lesson in lessons)
+
+    def _retold(self, lesson: Lesson) -> tuple[Lesson, torch.Tensor]:
+        """The lesson as the tuned target gives it, and how far its rows [rows] have moved."""
+        vocab, shape = self.frame.vocab, lesson.tokens.shape
+        hidden, taps = self.tuned.read(lesson.tokens, self.head.taps)
+        size = max(1, _SLICE // self.frame.config.vocab_size)
+        slices = zip(lesson.at(lesson.taps[self.taps[0]]).split(size), lesson.at(hidden).split(size), strict=True)
+        parts = [recomputed(self._compared, *pair, use_reentrant=False, preserve_rng_state=False) for pair in slices]
+        moved, some, first = (torch.cat(column) for column in zip(*parts, strict=True))
+        probabilities = some.new_zeros(shape.numel(), len(vocab)).index_copy_(0, lesson.rows, some)
+        best = first.new_full((shape.numel(),), -1).index_copy_(0, lesson.rows, first)
+        told = replace(lesson, taps=taps, probabilities=probabilities.view(*shape, -1), best=best.view(shape))
+        return replace(told, reread=None), moved
+
+    def _compared(self, before: torch.Tensor, now: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of rows [rows, width] of the original and the tuned target: the distance between what they say, the tuned
+        one's probabilities of the draft tokens, and which of them is its first choice (-1: none).
+        """
+        vocab = self.frame.vocab
+        logits = self.tuned.logits(now)
+        tuned = torch.log_softmax(logits, -1, dtype=torch.float32)
+        with torch.no_grad():
+            original = torch.log_softmax(self.tuned.logits(before), -1, dtype=torch.float32)
+            probabilities, choice = tuned[:, vocab].exp(), logits.argmax(-1)
+            place = torch.searchsorted(vocab, choice).clamp_max(len(vocab) - 1)
+            best = torch.where(vocab[place] == choice, place, -1)
+        return (original.exp() * (original - tuned)).sum(-1), probabilities, best
