@@ -13,6 +13,7 @@ import pytest
 from slipstream.drafters import trained
 from tests.chats import target, tiny_llm, written
 from tests.invoking import ROOT, invoke
+from tests.tiny import tiny_directory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,3 +106,28 @@ runpy.run_module("slipstream.train", run_name="__main__")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "tokens_per_step" in result.stdout and (tmp_path / "drafter" / "drafter.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dtype", "float16"], "on a CPU drafters are trained in float32"),
+        (["--init", "nowhere"], "holds no trained drafter"),
+        (["--prompts", "nowhere.jsonl"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_data_is_written(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("train", "eagle3", "-m", str(tiny_directory(characters=True)), "-o", str(tmp_path / "out"), *options)
+    assert done.exit_code == 2 and message in done.stderr
+    assert not (tmp_path / "out-data").exists()
+
+
+def test_a_place_of_somebody_else_is_refused_before_data_is_written(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").touch()
+    done = invoke("train", "eagle3", "-m", str(tiny_directory(characters=True)), "-o", str(tmp_path / "out"))
+    assert done.exit_code == 2 and "thesis.txt" in done.stderr
+    assert not (tmp_path / "out-data").exists()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shlex
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,7 +96,7 @@ def train(
 
         from slipstream.drafters import DrafterSpec
         from slipstream.train.joint import JointSettings, require_places, split_settings, train_jointly
-        from slipstream.train.run import Order, require_method
+        from slipstream.train.run import Order, require_method, require_possible
         from slipstream.train.run import train as run_training
         from slipstream.train.settings import parsed
         from slipstream.train.trainer import Watch
@@ -105,8 +107,11 @@ def train(
         torch.set_num_threads(threads)
     fetch_models(model, DrafterSpec("none"))
     out = None if output is None else Path(output).expanduser()
-    texts = _written(model, prompts, out, dtype, device) if data is None else Path(data).expanduser()
+    texts = Path(data or "").expanduser()
     order = Order(method, texts, out, model, init or "", chosen, course, restart, device, dtype)
+    if data is None:
+        require_possible(order)
+        order = replace(order, data=_written(model, prompts, out, dtype, device))
     live = _Live()
     made = None
     try:
@@ -116,7 +121,7 @@ def train(
         else:
             place, drafter = run_training(order, Watch(live.tell, live.show))
     except KeyboardInterrupt:
-        live.tell("stopped; the same command goes on from the last safe point")
+        live.tell(f"stopped; the same command goes on from the last safe point (there is one every {save} steps)")
         raise
     if as_json:
         tuned = {} if made is None else {"model": str(made), "joint": drafter.provenance["joint"]}
@@ -135,15 +140,21 @@ def _asked(name: str, value: Any) -> Any:
 def _written(model: str, prompts: str | None, out: Path | None, dtype: str, device: str) -> Path:
     """Data that the target writes now, or wrote for a training like this one before."""
     from slipstream.models.load import choose_device
+    from slipstream.tuning.prompts import read_dialogues
 
+    if prompts is not None:
+        read_dialogues(Path(prompts).expanduser())  # whatever is wrong with the file is told first
     if out is None:
-        name = hashlib.sha256(f"{model}\n{prompts}".encode()).hexdigest()[:16]
+        asked = b"" if prompts is None else Path(prompts).expanduser().read_bytes()
+        target = Path(model).resolve() if Path(model).exists() else model
+        name = hashlib.sha256(f"{target}\n{dtype}\n{choose_device(device)}\n".encode() + asked).hexdigest()[:16]
         place = cache_directory() / "data" / name
     else:
         place = out.with_name(f"{out.name}-data")
     count = _COUNT_CPU if prompts is None and choose_device(device) == "cpu" else None
     note(f"the target writes what is to be learnt first: {place}", "bold")
-    synth(str(place), model, count, prompts, dtype=dtype, device=device)
+    with contextlib.redirect_stdout(sys.stderr):  # what training prints at its end may be read by a program
+        synth(str(place), model, count, prompts, dtype=dtype, device=device)
     return place
 
 

@@ -8,12 +8,9 @@ again. Without links it would be the tree of `marginals.py`.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 
 import torch
-
-from slipstream.errors import DraftFault
 
 CANDIDATES = 64  # of a level; a token below them may follow a rare one, but hardly in a path that is worth a node
 
@@ -57,8 +54,6 @@ class Lattice:
             level, candidate, joint = places[parent]
             if level + 1 < len(self._next) and rank < len(self._next[level + 1][candidate]):
                 joint *= self._weights[level + 1][candidate][rank]
-                if math.isnan(joint):
-                    raise DraftFault("a draft has no probabilities: its numbers are not finite")
                 if joint > 0.0 and joint >= min_confidence:
                     heapq.heappush(waiting, (-joint, parent, rank, self._next[level + 1][candidate][rank]))
 

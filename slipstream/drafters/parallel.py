@@ -27,6 +27,7 @@ from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import shifted
+from slipstream.errors import DraftFault
 from slipstream.models.linear import make_draft_linear
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
@@ -318,7 +319,10 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
             links = self._links[before] * gates[1:, None]  # [levels - 1, before, rank]
             return torch.bmm(links, self._pull[tokens].transpose(1, 2)).float() / warmth
 
-        lattice = Lattice(self._scores(growth), link, plan.branch)
+        scores = self._scores(growth)
+        if bool(scores.isnan().any()):
+            raise DraftFault(f"{self.name} has no probabilities: its numbers are not finite")
+        lattice = Lattice(scores, link, plan.branch)
         for parent, token, joint in lattice.best(plan.nodes, plan.min_confidence):
             tree.add(parent, self._ids[token], origin=self.name, confidence=joint)
         growth.fed = len(tree)

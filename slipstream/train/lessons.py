@@ -60,6 +60,7 @@ class Texts:
                 f"the data has {len(order)} texts with an answer in its first {longest} tokens: too few to learn from",
                 hint="make more with slipstream synth, or raise --longest",
             )
+        self.left_out = len(data) - len(order)
         self.held_out: Indices = order[:count]
         self.training: Indices = np.sort(order[count:])
 

@@ -17,6 +17,7 @@ from slipstream.drafters.registry import drafter_class, drafter_names, make_opti
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.llm import LLM
+from slipstream.models.adapter_checkpoint import AdapterCheckpoint
 from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.models.load import choose_device, choose_dtype
 from slipstream.models.loader import open_model
@@ -94,6 +95,25 @@ def train(order: Order, watch: Watch, plan: Callable[..., Training] | None = Non
         return out, (plan or Training)(order, kind, settings, data, llm, out, watch).run()
     except OSError as error:
         raise OptionError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
+
+
+def require_possible(order: Order) -> None:
+    """Refuse what can be refused before the data is there: writing it may take hours."""
+    _require_wide(order)
+    if isinstance(open_model(order.model), AdapterCheckpoint):
+        raise OptionError(
+            f"{order.model} runs through transformers, which gives no hidden states to learn from",
+            hint="train for a model of a family that runs natively: docs/models.md",
+        )
+    if order.init and (order.init not in drafter_names() or Path(order.init).expanduser().exists()):
+        trained.load(Path(order.init).expanduser())
+    if order.out is not None:
+        out = order.out.expanduser().resolve()
+        _require_ours(out)
+        try:
+            _require_writable(out)
+        except OSError as error:
+            raise OptionError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
 
 
 def _open(order: Order) -> LLM:
@@ -272,6 +292,8 @@ class Training:
             f"{self._order.method} for {self._llm.model.name} on {self._llm.model.device}: {size / 1e6:.1f} M weights, "
             f"{len(head.frame.vocab):,} draft tokens, {len(texts.training):,} texts, {len(texts.held_out)} held out"
         )
+        if texts.left_out:
+            self._watch.tell(f"{texts.left_out:,} texts are left out: their prompts reach --longest")
 
     def _provenance(self, record: Record) -> dict[str, Any]:
         device = self._llm.model.device
