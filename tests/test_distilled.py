@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import keeping, trained
+from slipstream.drafters import levels, trained
 from slipstream.drafters.distilled import _LOSSES, _SPAN, DistilledDrafter, DistilledHead, DistilledSettings
 from slipstream.drafters.draft_model import DraftModelDrafter
 from slipstream.drafters.head import Head
@@ -61,7 +61,7 @@ def test_a_node_has_the_logits_that_training_gives_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Over pages, level by level, after accepted and refused drafts alike."""
-    monkeypatch.setattr(keeping, "_CHUNK", 50)
+    monkeypatch.setattr(levels, "CHUNK", 50)
     llm = build({"method": "draft_model", "checkpoint": taught[1], **shape})
     drafter = llm.engine.drafter
     assert isinstance(drafter, DistilledDrafter)

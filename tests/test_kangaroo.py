@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import keeping
+from slipstream.drafters import levels
 from slipstream.drafters.kangaroo import KangarooDrafter, KangarooHead, KangarooSettings
 from slipstream.drafters.learned import frame_of, make_head
 from slipstream.errors import OptionError
@@ -53,7 +53,7 @@ def test_a_node_has_the_logits_that_training_gives_it(
     shape: dict[str, int], reuse: str, taught: tuple[str, str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over pages, level by level, after accepted and refused drafts alike."""
-    monkeypatch.setattr(keeping, "_CHUNK", 50)
+    monkeypatch.setattr(levels, "CHUNK", 50)
     llm = build({"method": "kangaroo", "checkpoint": taught[1], "reuse": reuse, **shape})
     drafter = llm.engine.drafter
     assert isinstance(drafter, KangarooDrafter)

@@ -112,7 +112,7 @@ class Blocks:
 @pytest.mark.parametrize("kind", ["scattered", "taught"])
 def test_a_block_has_the_logits_that_training_gives_it(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over pages, fed in pieces, several answers at once, after accepted and refused drafts alike."""
-    monkeypatch.setattr("slipstream.drafters.sequential._CHUNK", 50)
+    monkeypatch.setattr("slipstream.drafters.levels.CHUNK", 50)
     llm = speaking(scattered() if kind == "scattered" else taught()[1], depth=depth, nodes=12, branch=3)
     drafter, head = parts(llm)
     blocks = Blocks(drafter, monkeypatch)

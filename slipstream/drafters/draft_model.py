@@ -15,13 +15,11 @@ import torch
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.levels import GrowingDrafter, Growth, GrowthOptions
+from slipstream.drafters.levels import CHUNK, GrowingDrafter, Growth, GrowthOptions
 from slipstream.drafters.vocabulary import compare_vocabularies
 from slipstream.errors import OptionError
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
-
-_CHUNK = 512  # tokens of a prompt fed per pass when catching up
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
         """The next unseen tokens, and the tree if these are the last of them."""
         # The root is fed again where a proposal is made anew, because the first one broke behind this point.
         seen = min(sequence.table.lengths[self.key], len(sequence.tokens) - 1)
-        chunk = sequence.tokens[seen : seen + _CHUNK]
+        chunk = sequence.tokens[seen : seen + CHUNK]
         last = seen + len(chunk) == len(sequence.tokens)
         return tree_segment(sequence.table, seen, chunk, tree if last else None)
 
@@ -110,9 +108,7 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
             growth: Growth | None = outcome.sequence.drafting.pop(self.key, None)
             if growth is None or growth.fed == 0:
                 continue
-            # The last token is the next root and must be fed again for its logits, even if a node guessed it.
-            kept = [node for node in growth.tree.walk(outcome.tokens[:-1]) if node < growth.fed]
-            self.keep(outcome.sequence, growth.root_slot, kept)
+            self.keep(outcome.sequence, growth.root_slot, growth.kept(outcome.tokens))
 
     def keep(self, sequence: Sequence, root_slot: int, nodes: list[int]) -> None:
         """Of the rows behind the root, those of a path become the next rows of the store; the rest is forgotten."""

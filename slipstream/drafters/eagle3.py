@@ -109,7 +109,7 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
 
     name = "eagle3"
     summary = "one trained layer on hidden states of the target, as a dynamic tree"
-    helps = "any text: the best drafter where one has been trained for the target; less where the text is foreign to it"
+    helps = "any text, where a head has been trained for the target; less where the text is foreign to it"
     cost = "one pass of one layer and of a reduced head per level"
     options_type = LearnedOptions
     settings_type = Eagle3Settings

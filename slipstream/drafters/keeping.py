@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from slipstream.attention import Segment, tree_segment
+from slipstream.attention import Segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
 from slipstream.drafters.head import Head
@@ -25,8 +25,6 @@ from slipstream.models.rope import RopeTable
 from slipstream.sequence import Sequence
 
 Options = TypeVar("Options", bound=LearnedOptions)
-
-_CHUNK = 512  # tokens of a prompt fed per pass when catching up
 
 
 class KeepingDrafter(LearnedDrafter[Options], Generic[Options]):
@@ -58,7 +56,7 @@ class KeepingDrafter(LearnedDrafter[Options], Generic[Options]):
     def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
         waiting, rows = [g for g in growths if self._ready(g)], dict[int, torch.Tensor]()
         while waiting:
-            segments = [self._unseen(growth) for growth in waiting]
+            segments = [growth.unseen(growth.sequence.table.lengths[self.key]) for growth in waiting]
             wanted = iter(self._pass(waiting, segments).split(1))
             for growth, segment in zip(waiting, segments, strict=True):
                 segment.table.lengths[self.key] = segment.committed + segment.rows
@@ -67,15 +65,6 @@ class KeepingDrafter(LearnedDrafter[Options], Generic[Options]):
                     growth.fed = 1
             waiting = [growth for growth in waiting if id(growth) not in rows]
         return [rows.get(id(g)) for g in growths]
-
-    def _unseen(self, growth: Growth) -> Segment:
-        """The next tokens of the sequence that the stack has not seen, the root being the last of all."""
-        sequence = growth.sequence
-        # The root is fed again where a proposal is made anew, because the first one broke behind this point.
-        seen = min(sequence.table.lengths[self.key], growth.root_slot)
-        chunk = sequence.tokens[seen : seen + _CHUNK]
-        last = seen + len(chunk) == len(sequence.tokens)
-        return tree_segment(sequence.table, seen, chunk, growth.tree if last else None)
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         return self._pass(growths, [growth.segment() for growth in growths])
@@ -91,9 +80,7 @@ class KeepingDrafter(LearnedDrafter[Options], Generic[Options]):
             growth: Growth | None = outcome.sequence.drafting.pop(self.key, None)
             if growth is None or growth.fed == 0:
                 continue
-            # The last token is the next root and must be fed again for its logits, even if a node guessed it.
-            kept = [node for node in growth.tree.walk(outcome.tokens[:-1]) if node < growth.fed]
-            slots = [growth.root_slot + node for node in kept]
+            slots = [growth.root_slot + node for node in growth.kept(outcome.tokens)]
             self._cache.commit(outcome.sequence.table, self.key, growth.root_slot + 1, slots)
 
     def rollback(self, sequence: Sequence, length: int) -> None:

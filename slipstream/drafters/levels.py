@@ -49,6 +49,9 @@ class GrowthOptions(DraftOptions):
         return Plan(self.depth, nodes, self.branch, self.min_confidence)
 
 
+CHUNK = 512  # tokens of a prompt fed per pass when a model of a drafter's own catches up
+
+
 @dataclass
 class Growth:
     """A tree while it grows. `tree` holds the nodes that were (or will be) fed to the model, in slot order."""
@@ -67,6 +70,24 @@ class Growth:
         """Whether the nodes that were fed are the first nodes of `tree`, and so lie where its rows will."""
         fed = self.fed
         return fed > 0 and (tree.tokens[:fed], tree.parents[:fed]) == (self.tree.tokens[:fed], self.tree.parents[:fed])
+
+    def unseen(self, seen: int) -> Segment:
+        """The next tokens of the sequence that a model has not seen, `seen` of them being known to it.
+
+        A piece of them at a time; the root is the last of all, and its logits are wanted.
+        """
+        # The root is fed again where a proposal is made anew, because the first one broke behind this point.
+        seen = min(seen, self.root_slot)
+        chunk = self.sequence.tokens[seen : seen + CHUNK]
+        last = seen + len(chunk) == len(self.sequence.tokens)
+        return tree_segment(self.sequence.table, seen, chunk, self.tree if last else None)
+
+    def kept(self, tokens: Seq[int]) -> list[int]:
+        """Of the nodes that were fed, those on the path of the accepted `tokens`.
+
+        The last token is the next root and must be fed again for its logits, even if a node guessed it.
+        """
+        return [node for node in self.tree.walk(tokens[:-1]) if node < self.fed]
 
     def segment(self) -> Segment:
         """The nodes that have not been fed yet."""

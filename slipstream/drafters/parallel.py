@@ -256,7 +256,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     def _unseen(self, growth: Growth) -> Segment:
         """As for every head, and behind the root the rows without a token: the tokens named there are never read."""
-        segment = super()._unseen(growth)
+        segment = growth.unseen(growth.sequence.table.lengths[self.key])
         if segment.logits_from == segment.rows:
             return segment
         root = segment.tokens[-1]

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from slipstream.attention import Segment, tree_segment
+from slipstream.attention import Segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
 from slipstream.drafters.features import FeatureStore
@@ -25,8 +25,6 @@ from slipstream.models.rope import RopeTable
 from slipstream.sequence import Sequence
 
 Options = TypeVar("Options", bound=LearnedOptions)
-
-_CHUNK = 512  # tokens of a prompt fed per pass when catching up
 
 
 class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
@@ -63,7 +61,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         ready = [g for g in growths if g.plan.drafts and self._features.length(g.sequence.table) >= g.root_slot]
         waiting, rows = ready, dict[int, torch.Tensor]()
         while waiting:
-            segments = [self._unseen(growth) for growth in waiting]
+            segments = [growth.unseen(growth.sequence.table.lengths[self.key]) for growth in waiting]
             features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
             output, logits = self._pass(segments, self._hidden(torch.cat(features)))
             wanted = iter(logits.split(1))
@@ -76,15 +74,6 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
                     growth.fed, growth.hidden = 1, [hidden[-1:]]
             waiting = [growth for growth in waiting if id(growth) not in rows]
         return [rows.get(id(g)) for g in growths]
-
-    def _unseen(self, growth: Growth) -> Segment:
-        """The next rows of the sequence that the head has not made, the root's being the last of all."""
-        sequence = growth.sequence
-        # The root is fed again where a proposal is made anew, because the first one broke behind this point.
-        seen = min(sequence.table.lengths[self.key], growth.root_slot)
-        chunk = sequence.tokens[seen : seen + _CHUNK]
-        last = seen + len(chunk) == len(sequence.tokens)
-        return tree_segment(sequence.table, seen, chunk, growth.tree if last else None)
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         segments = [growth.segment() for growth in growths]

@@ -88,7 +88,7 @@ class PackedLinear:
 
 
 class GuessingLinear:
-    """A product with 8-bit numbers, for drafts: a third of the time, and an error of about 1%.
+    """A product with 8-bit numbers, for drafts: fewer bytes to read, and an error of about 1%.
 
     The kernel has one scale for all activations of a call, and a row of large numbers would drown the others. So every
     row is divided by its largest number first, and two columns of 1 and -1 (times weights of 0) fix that scale: a row's
