@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CODE = '''def total_price(items, tax_rate):
+_CODE = """def total_price(items, tax_rate):
     total = 0
     for item in items:
         price = item["price"] * item["quantity"]
@@ -14,7 +14,7 @@ _CODE = '''def total_price(items, tax_rate):
 def print_receipt(items, tax_rate):
     for item in items:
         print(item["name"], item["quantity"], item["price"])
-    print("Total:", total_price(items, tax_rate))'''
+    print("Total:", total_price(items, tax_rate))"""
 
 _LETTER = """Dear Mr. Harrison,
 

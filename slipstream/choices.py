@@ -7,13 +7,12 @@ nothing else) are answered together, by the same noise, bit for bit, and copied 
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 
 from slipstream import noise
+from slipstream.fused import runs_fused
 from slipstream.sampling import Sampler, warmed
 from slipstream.tree import TokenTree
 from slipstream.types import GREEDY_TEMPERATURE
@@ -33,7 +32,7 @@ def choose_rows(
     if not sampled:
         return logits.argmax(dim=-1)
     keys = noise.fold(noise.fold(stems, positions), noise.MATCH)
-    if logits.is_cuda and _has_triton():
+    if runs_fused(logits):
         from slipstream.choice_kernels import draw
 
         return draw(logits, keys, temperatures)
@@ -51,11 +50,6 @@ def _draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) 
         for first in range(0, len(logits), _SLICE)
     ]
     return torch.where(greedy, logits.argmax(dim=-1), torch.cat(drawn))
-
-
-@functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def choose_trees(

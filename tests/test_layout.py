@@ -20,6 +20,8 @@ ORDER = [
     "text",
     "tree",
     "noise",
+    "fused_kernels",
+    "fused",
     "sampling",
     "choice_kernels",
     "choices",

@@ -8,8 +8,6 @@ so that a sequence is split alike whether its pass is captured or not.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +15,7 @@ import torch
 from slipstream.attention.segment import Segment
 from slipstream.attention.tiles import Tiles
 from slipstream.cache import PAGE_SIZE, LayerStore
+from slipstream.fused import has_triton
 
 _PROGRAMS = 512  # enough to keep a large GPU busy
 _MOST_SPLITS = 64
@@ -24,10 +23,9 @@ _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
 
-@functools.cache
 def paged_available(device: str) -> bool:
     """Whether PagedAttention can run on `device`: a GPU, and triton is installed."""
-    return device.startswith("cuda") and importlib.util.find_spec("triton") is not None
+    return device.startswith("cuda") and has_triton()
 
 
 class PagedAttention:

@@ -33,9 +33,9 @@ class Described:
 class ModelSetup:
     """Which model, with which drafter, in how much memory."""
 
-    model: Annotated[
-        str, Described("built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
-    ] = DEFAULT_MODEL
+    model: Annotated[str, Described("built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")] = (
+        DEFAULT_MODEL
+    )
     speculate: Annotated[
         str | None, Described("drafter: suffix (the default), none, ngram:max_n=5,depth=8, or JSON", metavar="DRAFTER")
     ] = None

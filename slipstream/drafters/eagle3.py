@@ -84,19 +84,18 @@ class Eagle3Head(Head):
             tapped = self.rms_norm(tapped, self.taps_norm)
         return nn.functional.linear(tapped, self.fuse.weight)
 
-    def enter(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layer's products read, [..., 2 * width], and what it adds to."""
-        normed = self.rms_norm(hidden, self.hidden_norm)
-        inputs = torch.cat([self.rms_norm(embedded, self.embed_norm), normed], -1)
-        return inputs, normed if self.settings.norm_residual else hidden
-
     def levels(self, tokens: torch.Tensor, taps: dict[int, torch.Tensor]) -> Iterator[torch.Tensor]:
         """What the output rows read at each level of the unroll, [batch, length, width]."""
-        embedded = self.frame.embed(tokens)
+        width = self.frame.config.hidden_size
+        of_tokens, of_hidden = self.layer.qkv.weight.split(width, 1)
+        # The tokens are the same at every level, and so is what their embeddings add to q, k and v.
+        told = nn.functional.linear(self.rms_norm(self.frame.embed(tokens), self.embed_norm), of_tokens)
         hidden = shifted(self.fused(torch.cat([taps[layer] for layer in self.taps], -1)), 1)
         rows = Unrolled(self.layer, tokens.shape[1], tokens.device)
         for _ in range(self.settings.unroll):
-            hidden = rows.read(*self.enter(embedded, hidden))
+            normed = self.rms_norm(hidden, self.hidden_norm)
+            qkv = told + nn.functional.linear(normed, of_hidden)
+            hidden = rows.read(qkv, normed if self.settings.norm_residual else hidden)
             yield self.rms_norm(hidden, self.norm)
             hidden = shifted(hidden, 1)
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from slipstream.errors import OptionError
+from slipstream.fused import cross_entropy
 from slipstream.models.config import ModelConfig
 from slipstream.models.unfold import PlainLayer
 
@@ -151,9 +152,7 @@ def distance(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
 
     What the target gives to tokens outside the draft vocabulary is left out: nothing can be done about it.
     """
-    # One kernel for the logarithms and one for their gradient.
-    logarithms = nn.functional.log_softmax(logits, -1, dtype=torch.float32)
-    return -(logarithms * probabilities).sum(-1)
+    return cross_entropy(logits, probabilities)
 
 
 def hits(logits: torch.Tensor, best: torch.Tensor) -> torch.Tensor:

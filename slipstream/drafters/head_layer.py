@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from slipstream.cache import LayerStore
 from slipstream.drafters.head_rows import PagedRows
+from slipstream.fused import gated, turned
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import make_draft_linear
 from slipstream.models.rope import inverse_frequencies, rotate_
@@ -33,30 +34,31 @@ class HeadLayer(nn.Module):
         self.down = nn.Linear(mlp or config.intermediate_size, width, bias=False)
         self.register_buffer("frequencies", inverse_frequencies(config), persistent=False)
 
-    def project(self, inputs: torch.Tensor, positions: torch.Tensor) -> Projected:
-        """q, k and v of whole texts, [batch, length, inputs], turned by their positions [length]."""
+    def turns(self, positions: torch.Tensor) -> torch.Tensor:
+        """By what q, k and v of positions [length] are multiplied, complex: q is scaled, too, and v is left alone."""
         config = self.config
-        parts = self.qkv(inputs).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
-        q, k, v = parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
-        angles = torch.outer(positions.float(), self.get_buffer("frequencies"))
-        cosine, sine = angles.cos(), angles.sin()
-        group = config.heads // config.kv_heads
-        q = _turned(q, cosine, sine) * config.head_dim**-0.5
-        return Projected(q, *(part.repeat_interleave(group, 1) for part in (_turned(k, cosine, sine), v)))
+        turns = torch.polar(torch.ones(()), torch.outer(positions.float(), self.get_buffer("frequencies")))
+        alone = torch.ones_like(turns)
+        parts = [turns * config.head_dim**-0.5] * config.heads + [turns] * config.kv_heads + [alone] * config.kv_heads
+        return torch.cat(parts, 1)
+
+    def project(self, qkv: torch.Tensor, turns: torch.Tensor) -> Projected:
+        """The product with `qkv`, [batch, length, width of q, k and v], as q, k and v of whole texts."""
+        config = self.config
+        parts = turned(qkv, turns).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        return Projected(*parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1))
 
     def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """From what attention gave, [batch, heads, length, size], to the layer's output [batch, length, width]."""
         x = residual + self.out(mixed.transpose(1, 2).flatten(2))
         normed = functional.rms_norm(x, self.mlp_norm.shape, self.mlp_norm.to(x.dtype), self.config.norm_eps)
-        gate, up = self.gate_up(normed).chunk(2, -1)
-        output: torch.Tensor = x + self.down(functional.silu(gate) * up)
+        output: torch.Tensor = x + self.down(gated(self.gate_up(normed)))
         return output
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The layer over whole texts, each row seeing those before it."""
-        rows = self.project(inputs, positions)
-        mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, is_causal=True, scale=1.0)
-        return self.close(mixed, residual)
+        rows = self.project(self.qkv(inputs), self.turns(positions))
+        return self.close(rows.attended(), residual)
 
 
 def begin_as(layer: HeadLayer, source: PlainLayer | None) -> None:
@@ -88,17 +90,21 @@ def begin_with(linear: nn.Linear, part: int) -> None:
 
 @dataclass(frozen=True)
 class Projected:
-    """q (scaled), k and v of the rows of whole texts, [batch, heads, length, size] each."""
+    """q (scaled), k and v of the rows of whole texts."""
 
-    q: torch.Tensor
-    k: torch.Tensor
+    q: torch.Tensor  # [batch, heads, length, size]
+    k: torch.Tensor  # [batch, kv heads, length, size]
     v: torch.Tensor
 
-
-def _turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([first * cosine - second * sine, first * sine + second * cosine], -1)
-    return turned.flatten(-2).to(x.dtype)
+    def attended(self, visible: torch.Tensor | None = None) -> torch.Tensor:
+        """What each row sees, mixed, [batch, heads, length, size]: `visible` [length, length], or all before it."""
+        if visible is None:
+            return functional.scaled_dot_product_attention(
+                self.q, self.k, self.v, is_causal=True, scale=1.0, enable_gqa=True
+            )
+        group = self.q.shape[1] // self.k.shape[1]
+        k, v = (part.repeat_interleave(group, 1) for part in (self.k, self.v))  # the fast kernels with masks want it
+        return functional.scaled_dot_product_attention(self.q, k, v, attn_mask=visible, scale=1.0)
 
 
 class PagedHeadLayer:
@@ -134,5 +140,4 @@ class PagedHeadLayer:
         mixed = rows.attend(qkv, store)
         x = residual + self._out(mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype))
         normed = functional.rms_norm(x, self._ones.shape, self._ones, config.norm_eps)
-        gate, up = self._gate_up(normed).chunk(2, dim=1)
-        return x.add_(self._down(functional.silu(gate).mul_(up)))
+        return x.add_(self._down(gated(self._gate_up(normed))))

@@ -91,16 +91,21 @@ class MtpHead(Head):
 
         The first reading of a module is over whole texts; only the last module is read again, on its own outputs.
         """
-        embedded = self.frame.embed(tokens)
+        embedded, width = self.frame.embed(tokens), self.frame.config.hidden_size
         hidden = shifted(taps[self.taps[0]], 1)
         modules = self.parts()
+        # The tokens are the same at every level, and so is what a module's join makes of their embeddings.
+        told = [
+            nn.functional.linear(self.rms_norm(embedded, module.embed_norm), module.join.weight[:, width:])
+            for module in modules
+        ]
         readings = [Unrolled(module.layer, tokens.shape[1], tokens.device) for module in modules]
         for level in range(self.settings.unroll):
             number = min(level, len(modules) - 1)
             module = modules[number]
-            parts = self.rms_norm(hidden, module.hidden_norm), self.rms_norm(embedded, module.embed_norm)
-            joined = module.join(torch.cat(parts, -1))
-            hidden = readings[number].read(self.rms_norm(joined, module.input_norm), joined)
+            normed = self.rms_norm(hidden, module.hidden_norm)
+            joined = told[number] + nn.functional.linear(normed, module.join.weight[:, :width])
+            hidden = readings[number].read(module.layer.qkv(self.rms_norm(joined, module.input_norm)), joined)
             yield self.rms_norm(hidden, module.norm)
             hidden = shifted(hidden, 1)
 

@@ -130,9 +130,8 @@ class ParallelHead(Head):
         for number, layer in enumerate(self.parts()):
             if number:
                 inputs = self.rms_norm(x, self.stack_norms[number - 1])
-            rows = layer.project(inputs, positions)
-            mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, attn_mask=visible, scale=1.0)
-            x = layer.close(mixed, x)
+            rows = layer.project(layer.qkv(inputs), layer.turns(positions))
+            x = layer.close(rows.attended(visible), x)
         return self.rms_norm(x, self.norm)
 
     def losses(self, lesson: Lesson) -> Losses:

@@ -26,38 +26,41 @@ class Unrolled:
     def __init__(self, layer: HeadLayer, length: int, device: torch.device) -> None:
         self._layer = layer
         self._positions = torch.arange(length, device=device)
+        self._turns = layer.turns(self._positions)
         self._levels: list[Projected] = []
 
-    def read(self, inputs: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The layer's output at the next level, [batch, length, width]."""
-        rows = self._layer.project(inputs, self._positions)
+    def read(self, qkv: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The layer's output at the next level, [batch, length, width]; `qkv` is what its first product gave."""
+        rows = self._layer.project(qkv, self._turns)
         self._levels.append(rows)
-        if len(self._levels) == 1:
-            mixed = functional.scaled_dot_product_attention(rows.q, rows.k, rows.v, is_causal=True, scale=1.0)
-        else:
-            mixed = self._mixed(rows.q)
+        mixed = rows.attended() if len(self._levels) == 1 else self._mixed(rows.q)
         return self._layer.close(mixed, residual)
 
     def _mixed(self, q: torch.Tensor) -> torch.Tensor:
         """Attention of the newest level: [batch, heads, length, size]."""
         depth = len(self._levels) - 1
         first = self._levels[0]
-        scores = q @ first.k.transpose(-1, -2)  # [batch, heads, length, length]
+        kv_heads, length = first.k.shape[1:3]
+        q = q.unflatten(1, (kv_heads, -1))  # [batch, kv heads, group, length, size]
+        group = q.shape[2]
+        # The queries of a group are rows of one product: keys and values need not be repeated for them.
+        scores = (q.flatten(2, 3) @ first.k.transpose(-1, -2)).unflatten(2, (group, length))
         hidden = self._positions[None, :] > self._positions[:, None] - depth
         hidden[:depth, 0] = False  # rows without a root: they are not learnt from, but must stay finite
         scores = scores.masked_fill(hidden, float("-inf"))
         # Of level j, row i sees the row that lies depth - j before it.
         between = [(depth - level, self._levels[level]) for level in range(1, depth + 1)]
-        own = [(q * _later(rows.k, back)).sum(-1, keepdim=True) for back, rows in between]
-        weights = torch.softmax(torch.cat([scores, *own], -1).float(), -1).to(q.dtype)
-        mixed = weights[..., : scores.shape[-1]] @ first.v
+        own = [(q * _later(rows.k, back)[:, :, None]).sum(-1, keepdim=True) for back, rows in between]
+        weights = torch.softmax(torch.cat([scores, *own], -1), -1, dtype=torch.float32).to(q.dtype)
+        mixed = (weights[..., :length].flatten(2, 3) @ first.v).unflatten(2, (group, length))
         for index, (back, rows) in enumerate(between):
-            mixed = mixed + weights[..., scores.shape[-1] + index, None] * _later(rows.v, back)
-        return mixed
+            mixed = mixed + weights[..., length + index, None] * _later(rows.v, back)[:, :, None]
+        joined: torch.Tensor = mixed.flatten(1, 2)
+        return joined
 
 
 def _later(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[batch, heads, length, size] moved `count` rows towards the end."""
+    """[batch, kv heads, length, size] moved `count` rows towards the end."""
     return x if count == 0 else functional.pad(x, (0, 0, count, 0))[:, :, : x.shape[2]]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from slipstream.attention.even import LANES, Elementwise, evenly
+from slipstream.fused import gated, runs_fused
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import Linear, make_linear
 
@@ -35,7 +36,10 @@ class DenseMLP:
         self.activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=1)
+        both = self.gate_up(x)
+        if self.activation is even_silu and runs_fused(both):
+            return self.down(gated(both))
+        gate, up = both.chunk(2, dim=1)
         return self.down(self.activation(gate).mul_(up))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from slipstream.fused import runs_fused
 from slipstream.models.config import ModelConfig
 
 
@@ -16,10 +17,15 @@ class UnitNorm:
     """
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
-        self._eps = torch.tensor((config.norm_eps * config.hidden_size) ** 0.5, device=device)
+        self._length = (config.norm_eps * config.hidden_size) ** 0.5
+        self._eps = torch.tensor(self._length, device=device)
         self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if runs_fused(x):
+            from slipstream.fused_kernels import unit_norm
+
+            return unit_norm(x, self._length, self._dtype)
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scaled = x / length.hypot_(self._eps)
         return scaled if scaled.dtype == self._dtype else scaled.to(self._dtype)

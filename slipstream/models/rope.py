@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from slipstream.fused import runs_fused
 from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
 
 
@@ -70,7 +71,11 @@ def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
 
     The pairs of dimensions that turn together must be adjacent: see `pairs_adjacent`.
     """
-    if x.dtype == torch.float32:
+    if runs_fused(x):
+        from slipstream.fused_kernels import rotate
+
+        rotate(x, turns, x)
+    elif x.dtype == torch.float32:
         x.view(torch.complex64).mul_(turns)
     else:
         x.copy_((x.float().view(torch.complex64) * turns).view(torch.float32))
