@@ -37,7 +37,8 @@ class HeadLayer(nn.Module):
     def turns(self, positions: torch.Tensor) -> torch.Tensor:
         """By what q, k and v of positions [length] are multiplied, complex: q is scaled, too, and v is left alone."""
         config = self.config
-        turns = torch.polar(torch.ones(()), torch.outer(positions.float(), self.get_buffer("frequencies")))
+        angles = torch.outer(positions.float(), self.get_buffer("frequencies"))
+        turns = torch.polar(torch.ones((), device=positions.device), angles)
         alone = torch.ones_like(turns)
         parts = [turns * config.head_dim**-0.5] * config.heads + [turns] * config.kv_heads + [alone] * config.kv_heads
         return torch.cat(parts, 1)

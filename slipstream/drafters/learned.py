@@ -25,9 +25,9 @@ _NODES_CPU, _NODES_GPU = 12, 64  # what a pass over the tree may cost: far more 
 
 @dataclass(frozen=True)
 class LearnedOptions(GrowthOptions):
-    """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter that was trained for this
-    target and lies in the cache. `nodes`: 0 for as many as suit the device. `branch`: 1 for a
-    chain. `draw` is that of `draft_model`.
+    """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter for this target that lies in
+    the cache or came with the package. `nodes`: 0 for as many as suit the device. `branch`: 1 for a chain. `draw` is that
+    of `draft_model`.
     """
 
     depth: int = 6
@@ -41,7 +41,7 @@ Options = TypeVar("Options", bound=LearnedOptions)
 class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
     """Draft with a head that was trained on what its target says."""
 
-    needs = "a checkpoint trained for this target: `slipstream train`"
+    needs = "a checkpoint trained for this target (SmolLM2-135M has one): `slipstream train`"
     instead: ClassVar[str] = "checkpoint=DIRECTORY"  # what can be given where none is found
     settings_type: ClassVar[type[HeadSettings]]
     head_type: ClassVar[type[Head]]

@@ -1,0 +1,62 @@
+"""The drafters that come with the package: small, described, found by name, lossless, and worth having."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream import LLM, SamplingParams
+from slipstream.drafters import trained
+from slipstream.drafters.registry import drafter_class
+from slipstream.train.run import learned_methods
+
+SHIPPED = Path(trained.__file__).parent / "shipped"
+DEFAULT_TARGET = "2ccae5729066b2e7"  # the fingerprint of SmolLM2-135M-Instruct
+PROMPTS = [
+    "Write a Python function that reverses a string.",
+    "Tom has 12 apples and buys 30 more. He gives away 17. How many are left?",
+    "Give me a JSON object that describes a book.",
+    "Why do leaves change colour in autumn?",
+]
+# Tokens per step on these prompts, which depend on nothing but the files: a little below what was measured.
+LEAST = {"eagle3": 2.6, "mtp": 2.3, "draft_model": 2.0, "kangaroo": 2.0, "parallel": 2.0, "medusa": 1.6}
+
+
+def test_every_method_that_learns_is_shipped_and_small() -> None:
+    assert {path.name for path in SHIPPED.iterdir()} == {f"{method}-{DEFAULT_TARGET}" for method in learned_methods()}
+    sizes = [file.stat().st_size for file in SHIPPED.rglob("*") if file.is_file()]
+    assert max(sizes) < 16_000_000 and sum(sizes) < 30 * 2**20
+
+
+@pytest.mark.parametrize("method", learned_methods())
+def test_a_shipped_drafter_describes_itself(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))  # nobody's own drafter is found instead
+    place = trained.find(method, DEFAULT_TARGET)
+    assert place is not None
+    drafter = trained.load(place)
+    drafter.require(method, DEFAULT_TARGET, place)
+    kind = drafter_class(method)
+    assert kind.name == method and len(drafter.vocab) == 8192 and drafter.vocab.diff().min() > 0
+    assert drafter.figures["stored_as"] == "int8" and drafter.provenance["arguments"]["method"] == method
+    assert drafter.provenance["data"]["counts"]["kept"] > 60_000
+
+
+@pytest.mark.real_model
+def test_shipped_drafters_say_what_plain_decoding_says_in_fewer_steps(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trained, "directory", lambda method, fingerprint: SHIPPED / "nothing")
+    llm = LLM(smollm2_path, speculate=None, max_model_len=512)
+    asked = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    for temperature in (0.0, 0.8):
+        how = SamplingParams(temperature=temperature, seed=3, max_tokens=32)
+        llm.use(None)
+        plain = [output.token_ids for output in llm.chat(asked, how)]
+        for method, least in LEAST.items():
+            llm.use(f"{method}:nodes=12,branch=4")
+            outputs = llm.chat(asked, how)
+            assert [output.token_ids for output in outputs] == plain, method
+            per_step = sum(len(ids) for ids in plain) / sum(output.stats.steps for output in outputs)
+            assert temperature or per_step >= least, f"{method}: {per_step:.2f} tokens per step"
+    assert llm.engine.draft_faults == 0
