@@ -20,6 +20,7 @@ from slipstream.engine import Engine, Progress
 from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import NotEnoughMemory, OptionError, PromptError
 from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.load import load_model
 from slipstream.models.memory import KV_SHARE, SPARE_PAGES, available_bytes
 from slipstream.models.selfcheck import is_exact
@@ -42,6 +43,7 @@ _PROMPT_ROWS = {"cpu": 512, "cuda": 8192}  # rows of prompts in one step, by kin
 class LLM:
     """A model, a drafter and a verifier behind `generate`, `chat` and `stream`.
 
+    `model`: a built-in name, a path, a hub id, or a checkpoint that is open already.
     `speculate`: a drafter's name with options ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or
     None for plain decoding. `max_model_len`: longest sequence, prompt included (default: the model's own context; what
     does not fit into memory is refused). `cache_tokens`: tokens of context that all running requests have together.
@@ -49,7 +51,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = DEFAULT_MODEL,
+        model: str | Path | Checkpoint = DEFAULT_MODEL,
         *,
         speculate: str | Mapping[str, object] | DrafterSpec | None = DEFAULT,
         speculative_config: Mapping[str, object] | None = None,

@@ -58,5 +58,5 @@ def written(count: int = 120, length: int = 48) -> Path:
 def order(method: str, out: Path, course: dict[str, Any] | None = None, **changes: Any) -> Order:
     """A training of a few steps, with examinations of a few tokens."""
     settled = {"steps": 6, "tokens": 512, "evaluate": 3, "save": 2, "prompts": 2, "answer": 6, "rate": 5e-3}
-    asked = {"data": written(), "model": str(target()), "settings": {"vocabulary": 80}, **changes}
+    asked = {"data": (written(),), "model": str(target()), "settings": {"vocabulary": 80}, **changes}
     return Order(method, out=out, course=Course(**{**settled, **(course or {})}), **asked)

@@ -37,6 +37,7 @@ ORDER = [
     "llm",
     "tuning",
     "train",
+    "bench",
     "commands",
     "cli",
     "__main__",

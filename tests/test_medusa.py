@@ -66,18 +66,25 @@ def lesson(llm: LLM, head: MedusaHead, texts: Seq[Seq[int]], prompt: int) -> Les
 def trained_logits(llm: LLM, head: MedusaHead, text: list[int]) -> torch.Tensor:
     """[heads, draft tokens]: what the training path says at the row before the last token, the root."""
     with torch.no_grad():
-        hidden = head.normed(lesson(llm, head, [text], 1))[0, len(text) - 2 : len(text) - 1]
+        hidden = head.states(lesson(llm, head, [text], 1))[0, len(text) - 2 : len(text) - 1]
         return torch.cat([head.guess(hidden, depth) for depth in range(head.settings.heads)])
 
 
-@pytest.mark.parametrize("verifier", ["match", "rejection"])
-@pytest.mark.parametrize("tree", ["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("tree", "verifier", "root"),
+    [
+        ("static", "match", False),
+        ("dynamic", "match", True),
+        ("static", "rejection", True),
+        ("dynamic", "rejection", False),
+    ],
+)
 def test_a_depth_has_the_logits_that_training_gives_it(
-    tree: str, verifier: str, monkeypatch: pytest.MonkeyPatch
+    tree: str, verifier: str, root: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After accepted and refused drafts alike, alone and in a batch."""
     llm = tiny_llm(verifier=verifier)
-    head = fresh(llm, heads=4)
+    head = fresh(llm, heads=4, root=root)
     llm.use(f"medusa:checkpoint={saved(llm, head)},nodes=40,tree={tree}")
     drafter = llm.engine.drafter
     assert isinstance(drafter, MedusaDrafter)
@@ -267,7 +274,7 @@ def test_the_lesson_of_a_head_is_the_row_that_speaks_of_its_token() -> None:
     head = fresh(llm, heads=3, decay=0.5)
     taught = lesson(llm, head, [[5, 6, 7, 8, 9, 10, 11], [1, 2, 3, 4]], prompt=2)
     with torch.no_grad():
-        losses, hidden = head.losses(taught), head.normed(taught)
+        losses, hidden = head.losses(taught), head.states(taught)
     total = 0.0
     for depth in range(3):
         missed = []
@@ -302,7 +309,7 @@ def test_accuracies_are_counted_where_the_heads_above_were_right() -> None:
     found = head.facts(taught)["accuracies"]
     right, asked = np.zeros((3, 10)), np.zeros(3)
     for text in texts:
-        hidden = head.normed(lesson(llm, head, [text], 1))[0]
+        hidden = head.states(lesson(llm, head, [text], 1))[0]
         for row in range(len(text) - 22, len(text) - 2):  # the root is in the answer, or the last of the prompt
             for depth in range(3):
                 if row + depth + 2 >= len(text):
@@ -365,7 +372,7 @@ def test_a_new_head_says_what_the_target_says_of_the_root() -> None:
     torch.nn.init.zeros_(head.leave)
     taught = lesson(llm, head, [[5, 6, 7, 8, 9]], 1)
     with torch.no_grad():
-        said = torch.softmax(head.guess(head.normed(taught)[0], 1), -1)
+        said = torch.softmax(head.guess(head.states(taught)[0], 1), -1)
     assert torch.allclose(said[:4], taught.probabilities[0, :4], atol=1e-4)
 
 

@@ -149,7 +149,7 @@ def as_command(order: Order) -> list[str]:
     """The order in the words of `python -m slipstream.train`."""
     given = [f"--{name}={value}" for name, value in vars(order.course).items()]
     given += [f"--set={name}={value}" for name, value in order.settings.items()]
-    places = [f"--model={order.model}", f"--data={order.data}", f"--out={order.out}", "--device=cpu"]
+    places = [f"--model={order.model}", f"--data={order.data[0]}", f"--out={order.out}", "--device=cpu"]
     return [sys.executable, "-m", "slipstream.train", order.method, *places, *given]
 
 
@@ -277,7 +277,7 @@ def test_what_cannot_be_trained_is_refused_before_any_work(tmp_path: Path) -> No
     with pytest.raises(OptionError, match="trained in float32"):
         train(order("eagle3", out, dtype="bfloat16", device="cpu"), QUIET)
     with pytest.raises(OptionError, match="no data set"):
-        train(order("eagle3", out, data=tmp_path / "nothing"), QUIET)
+        train(order("eagle3", out, data=(tmp_path / "nothing",)), QUIET)
     with pytest.raises(OptionError, match="too few to learn from"):
         train(order("eagle3", out, {"longest": 2}), QUIET)
     assert not (out / "drafter.json").exists()
@@ -297,7 +297,7 @@ def test_data_of_another_target_is_refused(tmp_path: Path) -> None:
     header = json.loads((other / "data.json").read_text())
     (other / "data.json").write_text(json.dumps({**header, "fingerprint": "0123456789abcdef"}))
     with pytest.raises(OptionError, match=r"was written by tiny \(0123456789abcdef\).*slipstream synth"):
-        train(order("eagle3", tmp_path / "drafter", data=other), QUIET)
+        train(order("eagle3", tmp_path / "drafter", data=(other,)), QUIET)
 
 
 def test_training_starts_from_a_checkpoint(done: tuple[Path, Trained], tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def test_what_was_written_is_read_again(tmp_path: Path, vocab_size: int, width: 
     assert raw.tolist() == CHATS[2][0] + CHATS[3][0]
 
 
+def test_several_data_sets_are_read_as_one(tmp_path: Path) -> None:
+    one, other = fill(tmp_path / "one"), fill(tmp_path / "other", arguments={"seed": 1})
+    both = ChatData(one, other)
+    assert [chat.tokens.tolist() for chat in map(both.__getitem__, range(8))] == 2 * [tokens for tokens, _, _ in CHATS]
+    assert both.answer_tokens == 68 and both.description["counts"]["kept"] == 8
+    assert both.description["arguments"] == [{"seed": 0}, {"seed": 1}]
+    stranger = fill(tmp_path / "stranger", fingerprint="cafe")
+    with pytest.raises(OptionError, match=r"stranger.*different models"):
+        ChatData(one, stranger)
+
+
 def test_the_largest_id_fits(tmp_path: Path) -> None:
     with writer(tmp_path, vocab_size=65_536) as made:
         made.append([65_535, 0], 1)

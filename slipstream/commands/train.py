@@ -34,7 +34,9 @@ def train(
     model: Annotated[
         str, Described("the target: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
     ] = DEFAULT_MODEL,
-    data: Annotated[str | None, Described("what slipstream synth wrote with this target", metavar="DIR")] = None,
+    data: Annotated[
+        tuple[str, ...], Described("what slipstream synth wrote with this target (repeatable)", metavar="DIR")
+    ] = (),
     prompts: Annotated[
         str | None, Described("a file of prompts for the target to answer first (as in synth)", metavar="FILE")
     ] = None,
@@ -87,7 +89,7 @@ def train(
         prompts=examined,
         answer=answer,
     )
-    if data is not None and prompts is not None:
+    if data and prompts is not None:
         raise OptionError("give either --data or --prompts, not both")
     if threads is not None and threads < 1:
         raise OptionError(f"threads={threads} is out of range", hint="valid: 1 or more")
@@ -107,11 +109,11 @@ def train(
         torch.set_num_threads(threads)
     fetch_models(model, DrafterSpec("none"))
     out = None if output is None else Path(output).expanduser()
-    texts = Path(data or "").expanduser()
+    texts = tuple(Path(place).expanduser() for place in data)
     order = Order(method, texts, out, model, init or "", chosen, course, restart, device, dtype)
-    if data is None:
+    if not data:
         require_possible(order)
-        order = replace(order, data=_written(model, prompts, out, dtype, device))
+        order = replace(order, data=(_written(model, prompts, out, dtype, device),))
     live = _Live()
     made = None
     try:

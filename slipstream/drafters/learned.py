@@ -26,8 +26,8 @@ _NODES_CPU, _NODES_GPU = 12, 64  # what a pass over the tree may cost: far more 
 @dataclass(frozen=True)
 class LearnedOptions(GrowthOptions):
     """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter for this target that lies in
-    the cache or came with the package. `nodes`: 0 for as many as suit the device. `branch`: 1 for a chain. `draw` is that
-    of `draft_model`.
+    the cache or came with the package. `nodes`: 0 for as many as suit the device. `branch`: 1 for a chain. `draw` is
+    that of `draft_model`.
     """
 
     depth: int = 6

@@ -1,7 +1,8 @@
 """`medusa`: several small heads on the target's last hidden state, each for one of the coming places.
 
-The hidden state from which the target chose the root says something about the tokens behind the root, too. Head 0
-guesses the first of them, head 1 the second, and so on, all at once and none knowing what the others say. So every
+The hidden state from which the target chose the root says something about the tokens behind the root, too; the root's
+embedding, where heads read it, says which one was chosen. Head 0 guesses the first token behind the root, head 1 the
+second, and so on, all at once and none knowing what the others say. So every
 guess of a depth fits below every guess of the depth before it, and what is left to choose is the shape of the tree.
 """
 
@@ -32,24 +33,28 @@ from slipstream.types import Plan
 @dataclass(frozen=True)
 class MedusaSettings(HeadSettings):
     """`heads`: how many places behind the root are guessed. `decay`: what a head counts against the one before it.
-    `own_rows`: heads as they were published, with output rows of their own and no second matrix.
+    `root`: the heads also read the root's embedding, which is known before they guess. `own_rows`: heads as they were
+    published, with output rows of their own and no second matrix.
     """
 
     heads: int = 5
     decay: float = 0.8
+    root: bool = False
     own_rows: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.heads >= 1, "heads", "1 or more")
         self.require(0.0 < self.decay <= 1.0, "decay", "above 0, 1 at most")
+        self.require(not (self.root and self.own_rows), "root", "false where own_rows is true")
 
 
 class MedusaHead(Head):
-    """The heads: h + B silu(A h + a), each with matrices of its own, on the target's last hidden state, normed.
+    """The heads: h + B silu(A s + a), each with matrices of its own, on the target's last hidden state h, normed.
 
-    The target's norm comes first and nothing behind the sum: that is the state which the target's output rows expect,
-    and at the beginning, with B at zero, every head says what the target itself says of the root.
+    They read the state s: h alone, or h and the root's embedding, normed, beside it. The target's norm comes first and
+    nothing behind the sum: that is the state which the target's output rows expect, and at the beginning, with B at
+    zero, every head says what the target itself says of the root.
     """
 
     def __init__(self, settings: MedusaSettings, frame: Frame) -> None:
@@ -57,7 +62,9 @@ class MedusaHead(Head):
         width = frame.config.hidden_size
         self.settings = settings
         self.taps = (frame.config.layers - 1,)
-        self.enter = nn.Linear(width, settings.heads * width)  # one head below the other, as matrices are stored
+        self.enter = nn.Linear(
+            width * (1 + settings.root), settings.heads * width
+        )  # one head below the other, as matrices are stored
         if settings.own_rows:
             self.rows = nn.Parameter(frame.rows.detach().float().cpu().repeat(settings.heads, 1))
             for weight in self.enter.parameters():
@@ -65,28 +72,32 @@ class MedusaHead(Head):
         else:
             self.leave = nn.Parameter(torch.zeros(settings.heads * width, width))
 
-    def normed(self, lesson: Lesson) -> torch.Tensor:
-        """The target's last hidden states as its output rows read them, [batch, length, width]."""
-        return self.rms_norm(lesson.taps[self.taps[0]], self.frame.norm)
+    def states(self, lesson: Lesson) -> torch.Tensor:
+        """What the heads read at every token, the next one being the root, [batch, length, width of a state]."""
+        hidden = self.rms_norm(lesson.taps[self.taps[0]], self.frame.norm)
+        if not self.settings.root:
+            return hidden
+        roots = functional.pad(lesson.tokens[:, 1:], (0, 1))  # behind the last token there is none to learn from
+        return torch.cat([hidden, _unit(self.frame.embed(roots), self.frame.config.norm_eps)], -1)
 
-    def guess(self, hidden: torch.Tensor, depth: int) -> torch.Tensor:
-        """Logits of one head, [rows, width] (normed) -> [rows, draft tokens]."""
-        width = hidden.shape[-1]
-        own = slice(depth * width, (depth + 1) * width)
-        inner = functional.silu(functional.linear(hidden, self.enter.weight[own], self.enter.bias[own]))
+    def guess(self, states: torch.Tensor, depth: int) -> torch.Tensor:
+        """Logits of one head, [rows, width of a state] -> [rows, draft tokens]."""
+        width = self.frame.config.hidden_size
+        own, hidden = slice(depth * width, (depth + 1) * width), states[..., :width]
+        inner = functional.silu(functional.linear(states, self.enter.weight[own], self.enter.bias[own]))
         if self.settings.own_rows:
             return functional.linear(hidden + inner, self.rows.chunk(self.settings.heads)[depth])
         return self.logits(hidden + functional.linear(inner, self.leave[own]))
 
     def losses(self, lesson: Lesson) -> Losses:
-        hidden = self.normed(lesson)
+        states = self.states(lesson)
         probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
         losses, right = [], []
         for depth in range(self.settings.heads):
             # From row i the root is x_(i+1), and this head's token is the one that row i + depth + 1 speaks of.
             ahead = depth + 1
             there = lesson.counting(ahead)
-            logits = self.guess(lesson.at(hidden, ahead), depth)
+            logits = self.guess(lesson.at(states, ahead), depth)
             losses.append(self.settings.decay**depth * mean(distance(logits, probabilities), there))
             right.append(mean(hits(logits, best), there))
         return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
@@ -103,7 +114,7 @@ class MedusaHead(Head):
 
     def _count(self, lesson: Lesson, tally: Tally) -> None:
         vocab = self.frame.vocab
-        hidden, tokens, length = self.normed(lesson), lesson.tokens, lesson.tokens.shape[1]
+        states, tokens, length = self.states(lesson), lesson.tokens, lesson.tokens.shape[1]
         texts, rows = lesson.learn.nonzero().unbind(1)
         rows = rows - 1  # the root is behind them, and the target's own token behind the root
         for depth in range(self.settings.heads):
@@ -111,7 +122,7 @@ class MedusaHead(Head):
             known = (rows >= 0) & (spoken + 1 < length)
             known &= lesson.learn[texts, spoken.clamp_max(length - 1)]
             texts, rows, spoken = texts[known], rows[known], spoken[known]
-            choices = self.guess(hidden[texts, rows], depth).topk(min(RANKS, len(vocab))).indices
+            choices = self.guess(states[texts, rows], depth).topk(min(RANKS, len(vocab))).indices
             right = tally.add(depth, vocab[choices], tokens[texts, spoken + 1])
             texts, rows = texts[right], rows[right]
 
@@ -159,7 +170,7 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         def ready(weight: torch.Tensor) -> torch.Tensor:
             return weight.detach().to(device, dtype)
 
-        self._heads = heads
+        self._heads, self._root = heads, head.settings.root
         self._enter = make_draft_linear(ready(head.enter.weight), ready(head.enter.bias))
         own = head.rows.chunk(heads) if head.settings.own_rows else ()
         self._own = [make_draft_linear(ready(rows)) for rows in own]
@@ -183,8 +194,10 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
         ready = [growth for growth in growths if growth.plan.drafts and self._known(growth) is not None]
         if ready:
-            states = torch.stack([known.hidden for known in map(self._known, ready) if known is not None])
-            for growth, logits in zip(ready, self._guesses(states, max(g.plan.depth for g in ready)), strict=True):
+            hidden = torch.stack([known.hidden for known in map(self._known, ready) if known is not None])
+            roots = torch.tensor([growth.tree.tokens[0] for growth in ready], device=self.target.device)
+            guesses = self._guesses(hidden, roots, max(growth.plan.depth for growth in ready))
+            for growth, logits in zip(ready, guesses, strict=True):
                 growth.fed, growth.logits = 1, logits[: growth.plan.depth]
         # Chosen nodes need no levels: their tree is made of all heads at once.
         return [g.logits[:1] if g.sampled and g.logits is not None else None for g in growths]
@@ -194,16 +207,18 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         known: _Known | None = growth.sequence.drafting.get(f"{self.key}.hidden")
         return known if known is not None and known.length == growth.root_slot else None
 
-    def _guesses(self, states: torch.Tensor, levels: int) -> torch.Tensor:
-        """[sequences, width] -> logits [sequences, levels, draft tokens]."""
-        normed = self.target.norm(states)
-        inner = functional.silu(self._enter(normed)).unflatten(1, (self._heads, -1))[:, :levels]
+    def _guesses(self, hidden: torch.Tensor, roots: torch.Tensor, levels: int) -> torch.Tensor:
+        """[sequences, width] and the roots behind them, [sequences] -> logits [sequences, levels, draft tokens]."""
+        states = normed = self.target.norm(hidden)
+        if self._root:
+            states = torch.cat([normed, _unit(self.target.embed(roots), self.target.config.norm_eps)], -1)
+        inner = functional.silu(self._enter(states)).unflatten(1, (self._heads, -1))[:, :levels]
         if self._own:
             own = self._own[:levels]
             return torch.stack([rows(normed + inner[:, depth]) for depth, rows in enumerate(own)], 1)
         hidden = normed + torch.bmm(inner.transpose(0, 1), self._leave[:levels])  # [levels, sequences, width]
         logits = self._output(hidden.transpose(0, 1).flatten(0, 1))
-        return logits.view(len(states), levels, -1)
+        return logits.view(len(roots), levels, -1)
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         parts = []
@@ -271,3 +286,8 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             drafting.pop(self.key, None)
             last = outcome.taps[self.taps[0]][-1].clone()  # of a prompt's piece, one row of many
             drafting[f"{self.key}.hidden"] = _Known(outcome.sequence.cached, last)
+
+
+def _unit(embedded: torch.Tensor, eps: float) -> torch.Tensor:
+    """Embeddings [..., width] at one length; the heads' matrices have a weight for every place as it is."""
+    return functional.rms_norm(embedded, embedded.shape[-1:], eps=eps)

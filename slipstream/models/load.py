@@ -10,6 +10,7 @@ import torch
 
 from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
 from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
+from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
 from slipstream.models.loader import open_model
@@ -48,13 +49,15 @@ def choose_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
     return _DTYPES[dtype]
 
 
-def load_model(model: str | Path, *, dtype: str | torch.dtype, device: str) -> tuple[Model, Tokenizer | None]:
-    """Load a model and its tokenizer. Too little memory is told before anything is read."""
+def load_model(
+    model: str | Path | Checkpoint, *, dtype: str | torch.dtype, device: str
+) -> tuple[Model, Tokenizer | None]:
+    """Load a model, by name or opened already, and its tokenizer. Too little memory is told before anything is read."""
     device = choose_device(device)
     if device.startswith("cuda:"):
         torch.cuda.set_device(device)  # kernels of our own and captured graphs run on the current one
     chosen = choose_dtype(dtype, device)
-    checkpoint = open_model(model)
+    checkpoint = open_model(model) if isinstance(model, str | Path) else model
     require_memory(checkpoint.name, checkpoint.config, chosen, device)
     if not isinstance(checkpoint, AdapterCheckpoint):
         return Decoder(checkpoint, chosen, device), checkpoint.tokenizer()

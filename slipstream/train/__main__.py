@@ -38,7 +38,7 @@ def main() -> int:
     """Parse, train, report."""
     parser = argparse.ArgumentParser(prog="python -m slipstream.train", description=__doc__.splitlines()[0])
     parser.add_argument("method")
-    parser.add_argument("--data", required=True, type=Path)
+    parser.add_argument("--data", required=True, type=Path, nargs="+")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--init", default="")
@@ -51,6 +51,7 @@ def main() -> int:
     for field in dataclasses.fields(Course):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
+    given["data"] = tuple(given["data"])
     try:
         course = Course(**{field.name: given.pop(field.name) for field in dataclasses.fields(Course)})
         joint, model_out, settings = given.pop("joint"), given.pop("model_out"), parsed(given.pop("set"))

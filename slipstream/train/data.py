@@ -56,19 +56,27 @@ class Chat:
 
 
 class ChatData:
-    """A data set, mapped into memory. CorruptFile or OptionError if there is none that can be used."""
+    """A data set, or several of one target, mapped into memory. CorruptFile or OptionError if they cannot be used.
 
-    def __init__(self, directory: Path) -> None:
-        self.description: dict[str, Any] = read_header(directory)
-        self.fingerprint: str = self.description["fingerprint"]
-        self.vocab_size: int = self.description["vocab_size"]
+    `description`: what is known of where the chats come from, and their counts.
+    """
+
+    def __init__(self, directory: Path, *more: Path) -> None:
+        parts = {place: read_header(place) for place in (directory, *more)}
+        first = parts[directory]
+        self.fingerprint: str = first["fingerprint"]
+        self.vocab_size: int = first["vocab_size"]
+        for place, part in parts.items():
+            if (part["fingerprint"], part["vocab_size"]) != (self.fingerprint, self.vocab_size):
+                raise OptionError(f"{str(place)!r} and {str(directory)!r} were written by different models")
+            if not part["shards"]:
+                raise CorruptFile(f"{str(place / HEADER)!r} names no chats yet", hint="let slipstream synth finish")
+        self.description = first if len(parts) == 1 else _together(list(parts.values()))
         self.answer_tokens: int = self.description["counts"]["answer_tokens"]
         self._shards = [
-            _Shard(directory, number, self.description) for number in range(len(self.description["shards"]))
+            _Shard(place, number, part) for place, part in parts.items() for number in range(len(part["shards"]))
         ]
         self._ends = list(accumulate(len(shard.index) for shard in self._shards))
-        if not self._shards:
-            raise CorruptFile(f"{str(directory / HEADER)!r} names no chats yet", hint="let slipstream synth finish")
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -78,6 +86,13 @@ class ChatData:
             raise IndexError(f"there is no chat {index}: there are {len(self)}")
         shard = bisect_right(self._ends, index)
         return self._shards[shard].chat(index - (self._ends[shard - 1] if shard else 0), self.vocab_size)
+
+
+def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several data sets described as one."""
+    sums = {name: sum(part["counts"][name] for part in parts) for name in ("kept", "tokens", "answer_tokens")}
+    said = {name: [part.get(name) for part in parts] for name in ("created", "arguments")}
+    return {"model": parts[0].get("model"), "counts": sums, **said}
 
 
 class _Shard:

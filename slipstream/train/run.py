@@ -38,12 +38,13 @@ _MULTIPLE = {"cpu": 1, "cuda": 64}  # lengths of batches, by kind of device
 
 @dataclass(frozen=True)
 class Order:
-    """What to train, on what, where to. `init`: a checkpoint to start from, or a method, for the one that is found for
-    it. `settings`: the method's, as texts or values. `restart`: forget what an interrupted training left in `out`.
+    """What to train, on what, where to. `data`: one data set or several. `init`: a checkpoint to start from, or a
+    method, for the one that is found for it. `settings`: the method's, as texts or values. `restart`: forget what an
+    interrupted training left in `out`.
     """
 
     method: str
-    data: Path
+    data: tuple[Path, ...]
     out: Path | None = None  # None: where `slipstream run --speculate METHOD` looks for it
     model: str = DEFAULT_MODEL
     init: str = ""
@@ -85,9 +86,9 @@ def train(order: Order, watch: Watch, plan: Callable[..., Training] | None = Non
     given = None if order.out is None else order.out.expanduser().resolve()
     if given is not None:
         _require_ours(given)
-    data = ChatData(order.data)
+    data = ChatData(*order.data)
     llm = _open(order)
-    _require_written_by(llm, data, order.data)
+    _require_written_by(llm, data, order.data[0])
     out = given or trained.directory(order.method, llm.model.fingerprint)
     _require_ours(out)
     try:
