@@ -23,7 +23,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.noise import key
 from slipstream.train.conversation import TEMPERATURES, TURN_TEMPERATURE, Author, Dropped, Made
 from slipstream.train.data import ChatData, ChatWriter
-from slipstream.train.data_files import CUT, FOLLOWED, INDEX
+from slipstream.train.data_files import ABOUT, CUT, FOLLOWED, INDEX
 from slipstream.train.openings import FOLLOW_UPS, KINDS, NAMES, joined
 from slipstream.train.synth import Status, Synthesis, find_room, measure_speed
 from slipstream.tuning.prompts import Dialogue, question, read_dialogues
@@ -251,6 +251,30 @@ def test_an_answer_is_cut_before_it_repeats_itself_unless_it_ended_by_itself() -
     kept = told(TURN, ([*loop, END], "stop"))
     assert isinstance(kept, Made) and kept.tokens[kept.prompt_len :] == [*loop, END] and kept.flags == 0
     assert (cut.signature == kept.signature).all()
+
+
+def test_an_answer_may_become_the_text_of_another_question() -> None:
+    """The answer is in the prompt then, whole, and only what is said about it is the answer."""
+    author_, text = author(loaded(), max_tokens=80), [*range(10, 90)]
+    for number in range(40):
+        task = author_.write(number)
+        next(task)
+        task.send(Output("r", None, [], [Completion(0, "", TURN[0], "stop", None, None, Stats(), 0)]))
+        try:
+            prompt, params = task.send(
+                Output("r", None, [], [Completion(0, "", text, "length", None, None, Stats(), 0)])
+            )
+        except StopIteration:
+            continue
+        tokenizer = loaded().tokenizer
+        assert tokenizer is not None and tokenizer.decode(text) in tokenizer.decode(prompt)
+        assert params.max_tokens == 80
+        with pytest.raises(StopIteration) as stop:
+            task.send(Output("r", None, [], [Completion(0, "", [*VARIED, END], "stop", None, None, Stats(), 0)]))
+        made_ = stop.value.value
+        assert isinstance(made_, Made) and made_.flags == ABOUT and made_.tokens[made_.prompt_len :] == [*VARIED, END]
+        return
+    raise AssertionError("a sixth of the conversations are about a text")
 
 
 @pytest.mark.parametrize("stop", [1, 9, 25])

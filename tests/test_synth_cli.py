@@ -40,7 +40,8 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     target, _ = load_model(model(PLAIN), dtype="auto", device="cpu")
     assert (data.fingerprint, data.vocab_size) == (target.fingerprint, 97)
     assert data.description["tokenizer"].startswith("sha256:")
-    assert data.description["arguments"] == {"seed": 0, "max_tokens": 24, "dtype": "float32", "prompts": None}
+    given = {"seed": 0, "max_tokens": 24, "dtype": "float32", "prompts": None, "recipe": 2}
+    assert data.description["arguments"] == given
 
     def interrupt(meter: object, status: object) -> None:
         raise KeyboardInterrupt

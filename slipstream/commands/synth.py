@@ -68,6 +68,7 @@ def synth(
         import torch
 
         from slipstream.models.loader import open_model
+        from slipstream.train.conversation import RECIPE
         from slipstream.tuning.prompts import read_dialogues
     if threads is not None:
         torch.set_num_threads(threads)
@@ -79,7 +80,8 @@ def synth(
         author, tokenizer = _author(checkpoint, seed, max_tokens, dialogues)
         room, chosen = _room(checkpoint, author, at_once, count, dtype, device)
     _require_disk(directory, count * _most_bytes(checkpoint.config.vocab_size, author))
-    arguments = {"seed": seed, "max_tokens": max_tokens, "dtype": chosen, "prompts": _provenance(prompts)}
+    said = {"seed": seed, "max_tokens": max_tokens, "dtype": chosen, "prompts": _provenance(prompts)}
+    arguments = {**said, "recipe": RECIPE}
     with _writing(directory):
         _require_writable(directory)
     llm = _load(model, dtype, device, room)

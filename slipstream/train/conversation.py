@@ -4,6 +4,8 @@ With a chat template the target is given the beginning of a chat, up to where th
 first few of them (`openings.py`); it goes on until it ends the user's turn. That turn is then asked in the ordinary
 way. A model without a template goes on with an opening as plain text: some tokens of that are the prompt.
 
+Some answers become texts that another question is about: so there are long prompts, too.
+
 Everything is drawn from (seed, number of the conversation), so each can be made again, alone or in any batch.
 """
 
@@ -19,7 +21,7 @@ from slipstream.errors import OptionError, PromptError
 from slipstream.noise import key
 from slipstream.text import Tokenizer
 from slipstream.train import openings
-from slipstream.train.data_files import CUT, FOLLOWED
+from slipstream.train.data_files import ABOUT, CUT, FOLLOWED
 from slipstream.train.loops import Signature, loop_start, signature
 from slipstream.tuning.prompts import Conversation, Dialogue, encode, question
 from slipstream.types import Output, SamplingParams
@@ -31,6 +33,9 @@ PLAIN_TURN = (8, 64)  # tokens of a plain text that are the prompt for the rest 
 TURN_TEMPERATURE = 0.7  # of the user's words: at 1 a small model writes what no user would
 TEMPERATURES = (0.0, 0.0, 0.7)  # of answers, equally likely: most of them are greedy
 SECOND_TURNS = 1 / 3  # of the conversations go on, if the first answer came to its end
+REQUESTS = 1 / 6  # of the conversations are about an answer, which is kept as a part of the prompt alone
+LEAST_TEXT = 64  # tokens of an answer that another question is about
+RECIPE = 2  # another one makes other conversations from the same seed
 
 _MARKER = "qvxhzwkj"  # stands for the user's words in a rendered chat
 
@@ -97,6 +102,7 @@ class Author:
         self._dialogues = dialogues
         self._turn_end: dict[str, Any] = {}  # parameters that end a user's turn
         self._second_turns = tokenizer.has_chat_template
+        self._writes_turns = tokenizer.has_chat_template and dialogues is None
         if tokenizer.has_chat_template:
             try:
                 self._turn_end = self._ending()
@@ -155,7 +161,8 @@ class Author:
         """Write conversation `number`."""
         draw = random.Random(key(self._seed, number))
         seeds = (key(self._seed, number, stage) for stage in count(1))
-        temperature, goes_on = draw.choice(TEMPERATURES), draw.random() < SECOND_TURNS
+        temperature, fate = draw.choice(TEMPERATURES), draw.random()
+        goes_on, asks_about = fate < SECOND_TURNS, 0 <= fate - SECOND_TURNS < REQUESTS
         try:
             source, (asked, later) = yield from self._begin(number, draw, seeds)
             said = yield from self._answer(asked, temperature, seeds)
@@ -175,6 +182,13 @@ class Author:
             except _Unusable:  # what was there before is a conversation all the same
                 break
             flags = FOLLOWED | (CUT if said.cut else 0)
+        if asks_about and self._writes_turns and len(said.answer) >= LEAST_TEXT:
+            asked = question(openings.request(draw, self._text(said.answer).strip()))
+            try:
+                said = yield from self._answer(asked, temperature, seeds)
+                flags = ABOUT | (CUT if said.cut else 0)
+            except _Unusable:
+                pass
         marks = signature(self._tokenizer.encode(words, add_special=False))
         return Made([*said.prompt, *said.answer], len(said.prompt), temperature, source, flags, marks)
 

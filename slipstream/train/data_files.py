@@ -27,7 +27,9 @@ INDEX = np.dtype(
         ("signature", "<u8", (4,)),  # of the user's first words (`loops.signature`): finds near-duplicates later
     ]
 )
-CUT, FOLLOWED = 1, 2  # flags: the answer was cut where it began to repeat itself; other turns come before the last one
+# Flags: the answer was cut where it began to repeat itself; other turns come before the last one; the prompt has a text
+# in it that the target wrote before.
+CUT, FOLLOWED, ABOUT = 1, 2, 4
 REMAKE = "delete the directory and make it again: slipstream synth -o DIR"
 
 

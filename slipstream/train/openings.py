@@ -114,6 +114,30 @@ FOLLOW_UPS = (
 )
 
 
+# What a user wants of a text that stands beside it.
+REQUESTS = (
+    *("Summarise the following text:", "Give a one-sentence summary of this text:", "Write a headline for this text:"),
+    *("List the key points of the text below:", "What is the main idea of this text?", "Shorten this text:"),
+    *(
+        "Rewrite this text in simple words:",
+        "Make this text more formal:",
+        "Turn this text into a list of bullet points:",
+    ),
+    *(
+        "Correct the grammar and spelling of this text:",
+        "Repeat this text word for word:",
+        "Add a conclusion to this text:",
+    ),
+    *("Put this text into the past tense:", "Translate this text into French:", "Translate this text into Spanish:"),
+    *("Extract all names and numbers in this text as JSON:", "Who and what is mentioned in the following text?"),
+    *(
+        "Write three questions that this text answers, and the answers:",
+        "Answer in the style of this text: who are you?",
+    ),
+)
+_BEHIND = 0.25  # of the requests come after their text
+
+
 def opening(draw: random.Random) -> tuple[int, str]:
     """The place of a kind in `NAMES`, and an opening of that kind; every kind is equally likely."""
     kind = draw.randrange(len(NAMES))
@@ -123,6 +147,13 @@ def opening(draw: random.Random) -> tuple[int, str]:
 def follow_up(draw: random.Random) -> str:
     """The first words of another turn."""
     return draw.choice(FOLLOW_UPS)
+
+
+def request(draw: random.Random, text: str) -> str:
+    """A question about a text, with the text."""
+    wanted = draw.choice(REQUESTS)
+    parts = (text, wanted) if draw.random() < _BEHIND else (wanted, text)
+    return "\n\n".join(parts)
 
 
 def joined(parts: Iterable[str]) -> str:
