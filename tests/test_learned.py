@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.drafters.learned import LearnedDrafter
+from slipstream.drafters.levels import Growth
+from slipstream.tree import TokenTree
 from tests.heads import random_head
 from tests.lessons import new_head, saved
 from tests.tiny import tiny_llm
@@ -62,3 +66,36 @@ def test_numbers_that_are_none_drop_the_drafter(method: str, monkeypatch: pytest
     assert output.stats.draft_faults == 1
     llm.use(None)
     assert llm.generate([PROMPT[:20]], how)[0].token_ids == output.token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "draft_model"])
+def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trees are those of a draft that feeds every level in full, made with fewer rows."""
+
+    def grown() -> tuple[list[list[tuple[tuple[int, ...], float]]], int]:
+        llm = build(f"{method}:checkpoint={random_head(method)},nodes=7,branch=3,depth=5")
+        drafter = llm.engine.drafter
+        offered: list[list[tuple[tuple[int, ...], float]]] = []
+        rows = 0
+
+        def offer(growth: Growth, healthy: Callable[[Growth], TokenTree] = drafter._offer) -> TokenTree:  # type: ignore[attr-defined]
+            nonlocal rows
+            tree = healthy(growth)
+            rows += growth.fed
+            paths = [(tuple(tree.path_tokens(node)), tree.confidence[node]) for node in range(1, len(tree))]
+            offered.append(sorted(paths))
+            return tree
+
+        monkeypatch.setattr(drafter, "_offer", offer)
+        llm.generate([PROMPT[:30]], SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True))
+        assert llm.engine.draft_faults == 0
+        return offered, rows
+
+    sparing, few = grown()
+    monkeypatch.setattr(Growth, "bar", lambda growth, candidates: -1.0)
+    lavish, many = grown()
+    assert len(sparing) == len(lavish) > 10 and few < many
+    for one, other in zip(sparing, lavish, strict=True):
+        assert [path for path, _ in one] == [path for path, _ in other]
+        assert [joint for _, joint in one] == pytest.approx([joint for _, joint in other], rel=1e-4)

@@ -9,6 +9,7 @@ draft and target coincide as often as possible), or *sampled* from q without rep
 
 from __future__ import annotations
 
+import heapq
 import math
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
@@ -88,6 +89,13 @@ class Growth:
         The last token is the next root and must be fed again for its logits, even if a node guessed it.
         """
         return [node for node in self.tree.walk(tokens[:-1]) if node < self.fed]
+
+    def bar(self, candidates: Seq[tuple[float, int, int]]) -> float:
+        """The joint probability of the last node that would be offered if these were all that is still to come."""
+        joints = [*self.tree.confidence[1:], *(leaf[0] for leaf in self.leaves), *(new[0] for new in candidates)]
+        if len(joints) < self.plan.nodes:
+            return 0.0
+        return heapq.nlargest(self.plan.nodes, joints)[-1]
 
     def segment(self) -> Segment:
         """The nodes that have not been fed yet."""
@@ -173,10 +181,12 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
                 if joint >= plan.min_confidence:
                     candidates.append((joint, parent, token))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
-        width = 0 if last else self._width(plan)
-        for joint, parent, token in sorted(candidates[:width], key=lambda c: c[1]):
+        # What is below a node is less likely than the node: nothing below these would be offered.
+        bar = growth.bar(candidates)
+        worth = 0 if last else sum(joint > bar for joint, _, _ in candidates[: self._width(plan)])
+        for joint, parent, token in sorted(candidates[:worth], key=lambda c: c[1]):
             tree.add(parent, token, origin=self.name, confidence=joint)
-        growth.leaves.extend(candidates[width:])
+        growth.leaves.extend(candidates[worth:])
 
     def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
         """The likeliest children of each parent, whose logits are given."""
