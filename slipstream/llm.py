@@ -21,6 +21,7 @@ from slipstream.engine.scheduler import Scheduler
 from slipstream.errors import NotEnoughMemory, OptionError, PromptError
 from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.decoder import Decoder
 from slipstream.models.load import load_model
 from slipstream.models.memory import KV_SHARE, SPARE_PAGES, available_bytes
 from slipstream.models.selfcheck import is_exact
@@ -47,6 +48,7 @@ class LLM:
     `speculate`: a drafter's name with options ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or
     None for plain decoding. `max_model_len`: longest sequence, prompt included (default: the model's own context; what
     does not fit into memory is refused). `cache_tokens`: tokens of context that all running requests have together.
+    `quantize`: what the weights are kept in on a CPU, none, int8, int4 or auto (see docs/quantization.md).
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class LLM:
         verifier: str = "match",
         dtype: str = "auto",
         device: str = "auto",
+        quantize: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         cache_tokens: int | None = None,
@@ -70,7 +73,8 @@ class LLM:
             raise OptionError(f"max_num_seqs={max_num_seqs} is out of range", hint="valid: 1 or more")
         if self._verifier.lossy:
             log.warning("verifier %r is lossy: answers may leave the model's own distribution", verifier)
-        self.model, self.tokenizer = load_model(model, dtype=dtype, device=device)
+        self.model, self.tokenizer = load_model(model, dtype=dtype, device=device, quantize=quantize)
+        self.quantize = self.model.quantize if isinstance(self.model, Decoder) else "none"  # what `auto` stands for
         self.max_model_len = self._length(max_model_len)
         self.exact = is_exact(self.model)  # bitwise equality of speculative and plain text on this machine
         pages = self._pages(cache_tokens)

@@ -76,6 +76,7 @@ class Findings:
     config: ModelConfig
     device: str
     dtype: str
+    quantize: str
     max_model_len: int
     speculate: str
     drafts: list[Draft]
@@ -115,15 +116,16 @@ def check(
 def examine(setup: ModelSetup) -> Findings:
     """Read headers and tokenizers and do the sums."""
     spec = setup.drafter()
-    from slipstream.models.load import choose_device, choose_dtype, weight_bytes
+    from slipstream.models.load import choose_device, choose_dtype, choose_quantize, weight_bytes
     from slipstream.models.loader import open_model
 
     device = choose_device(setup.device)
     dtype = choose_dtype(setup.dtype, device)
     fetch_models(setup.model, spec)
     target = open_model(setup.model)
+    quantize = choose_quantize(setup.quantize, target, dtype, device)
     length = _length(setup.max_model_len, target.config.context)
-    drafts = [_examine_draft(part, target, dtype, length) for part in spec.parts() if part.model is not None]
+    drafts = [_examine_draft(part, target, dtype, device, length) for part in spec.parts() if part.model is not None]
     parts = (part for part in spec.parts() if part.model is None)
     heads = [head for part in parts if (head := examine_head(part, target.config, dtype)) is not None]
     return Findings(
@@ -131,12 +133,13 @@ def examine(setup: ModelSetup) -> Findings:
         config=target.config,
         device=device,
         dtype=str(dtype).removeprefix("torch."),
+        quantize=quantize,
         max_model_len=length,
         speculate=str(spec),
         drafts=drafts,
         heads=heads,
         memory=Memory(
-            weights=weight_bytes(target.config, dtype),
+            weights=weight_bytes(target.config, dtype, quantize),
             kv=_kv_bytes(target.config, dtype, length),
             draft_weights=sum(draft.weights for draft in drafts) + sum(head.weights for head in heads),
             draft_kv=sum(draft.kv for draft in drafts) + sum(head.per_token for head in heads) * _rows(length),
@@ -151,12 +154,14 @@ def _length(asked: int | None, context: int) -> int:
     return asked or context
 
 
-def _examine_draft(spec: DrafterSpec, target: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, length: int) -> Draft:
+def _examine_draft(
+    spec: DrafterSpec, target: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str, length: int
+) -> Draft:
     """The model that one drafter runs."""
     from slipstream.drafters import drafter_class
     from slipstream.drafters.translate import make_translator, measure
     from slipstream.drafters.vocabulary import compare_vocabularies
-    from slipstream.models.load import weight_bytes
+    from slipstream.models.load import choose_quantize, weight_bytes
     from slipstream.models.loader import open_model
 
     assert spec.model is not None
@@ -178,7 +183,7 @@ def _examine_draft(spec: DrafterSpec, target: Checkpoint | AdapterCheckpoint, dt
         vocabulary=compared,
         translation=translation,
         problem=problem,
-        weights=weight_bytes(draft.config, dtype),
+        weights=weight_bytes(draft.config, dtype, choose_quantize("auto", draft, dtype, device)),
         kv=_kv_bytes(draft.config, dtype, length),
     )
 
@@ -215,6 +220,7 @@ def _as_dict(findings: Findings) -> dict[str, Any]:
         "architecture": _shape(findings.config),
         "device": findings.device,
         "dtype": findings.dtype,
+        "quantize": findings.quantize,
         "max_model_len": findings.max_model_len,
         "speculate": findings.speculate,
         "drafts": [_draft_as_dict(draft) for draft in findings.drafts],
@@ -258,12 +264,16 @@ def _architecture(config: ModelConfig) -> str:
     )
 
 
+def _kept(quantize: str) -> str:
+    return "" if quantize == "none" else f", weights in {quantize}"
+
+
 def _print(findings: Findings) -> None:
     memory = findings.memory
     facts = [
         ("model", findings.model),
         ("architecture", _architecture(findings.config)),
-        ("runs as", f"{findings.dtype} on {findings.device}"),
+        ("runs as", f"{findings.dtype} on {findings.device}{_kept(findings.quantize)}"),
         ("drafter", findings.speculate),
     ]
     for draft in findings.drafts:

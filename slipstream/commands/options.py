@@ -42,6 +42,7 @@ class ModelSetup:
     speculative_config: Annotated[str | None, Described("the same, as vLLM spells it", metavar="JSON")] = None
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto"
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto"
+    quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto"
     max_model_len: Annotated[
         int | None, Described("longest sequence in tokens, prompt included (default: the model's own)")
     ] = None

@@ -126,6 +126,7 @@ def _summary(setup: EngineSetup, llm: LLM, prompt_ids: list[int], completions: l
         "speculate": str(setup.drafter()),
         "verifier": setup.verifier,
         "exact": llm.exact,
+        "quantize": llm.quantize,
         "prompt_tokens": len(prompt_ids),
         "seed": completions[0].seed,
         **choices[0],

@@ -188,6 +188,7 @@ def _load(model: str, dtype: str, device: str, room: Room) -> LLM:
             speculate="none",
             dtype=dtype,
             device=device,
+            quantize="none",
             max_model_len=room.max_model_len,
             max_num_seqs=room.at_once,
             cache_tokens=room.cache_tokens,

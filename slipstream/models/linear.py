@@ -34,6 +34,16 @@ class Linear(Protocol):
         ...
 
 
+class MakeLinear(Protocol):
+    """How a model makes the products of its layers."""
+
+    def __call__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+    ) -> Linear:
+        """The product with a weight [out, in]; `columns` [in] multiply the activations first."""
+        ...
+
+
 class PlainLinear:
     """Whatever kernel the library picks."""
 

@@ -13,13 +13,16 @@ from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfi
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
+from slipstream.models.gguf_file import GGUFCheckpoint
 from slipstream.models.loader import open_model
 from slipstream.models.memory import available_bytes
 from slipstream.models.model import Model
+from slipstream.models.quantized import MODES, int8_levels, quantized_bytes
 from slipstream.text import Tokenizer
 
 log = logging.getLogger("slipstream")
 
+_LARGE = 2**30  # bytes of float32 weights from which on a quantised file stays quantised by itself
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -49,8 +52,39 @@ def choose_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
     return _DTYPES[dtype]
 
 
+def choose_quantize(quantize: str, checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> str:
+    """`auto`: int8 for a large GGUF file of quantised weights on a CPU, none for all else."""
+    if quantize not in ("auto", *MODES):
+        raise unknown_choice("quantize", quantize, ["auto", *MODES])
+    if quantize == "none":
+        return quantize
+    if quantize == "auto":
+        wanted = isinstance(checkpoint, GGUFCheckpoint) and _is_large_and_quantised(checkpoint)
+        return "int8" if wanted and _obstacle(checkpoint, dtype, device) is None else "none"
+    if obstacle := _obstacle(checkpoint, dtype, device):
+        raise OptionError(f"quantize={quantize!r}: {obstacle}", hint="use none or auto")
+    return quantize
+
+
+def _is_large_and_quantised(checkpoint: GGUFCheckpoint) -> bool:
+    """A file is quantised if it is smaller than its weights in 16 bits."""
+    config = checkpoint.config
+    return weight_bytes(config, torch.float32) >= _LARGE and checkpoint.path.stat().st_size < 2 * config.parameters
+
+
+def _obstacle(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> str | None:
+    """Why weights cannot be quantised here, if they cannot."""
+    if device != "cpu":
+        return f"weights are quantised on a CPU only, and this is {device}"
+    if dtype != torch.float32:
+        return f"quantised weights compute in float32, not in {_name(dtype)}"
+    if isinstance(checkpoint, AdapterCheckpoint):
+        return f"{checkpoint.name} runs through transformers, which keeps its weights as they are"
+    return None if int8_levels() else "8-bit products are not computed rightly on this CPU"
+
+
 def load_model(
-    model: str | Path | Checkpoint, *, dtype: str | torch.dtype, device: str
+    model: str | Path | Checkpoint, *, dtype: str | torch.dtype, device: str, quantize: str = "auto"
 ) -> tuple[Model, Tokenizer | None]:
     """Load a model, by name or opened already, and its tokenizer. Too little memory is told before anything is read."""
     device = choose_device(device)
@@ -58,9 +92,10 @@ def load_model(
         torch.cuda.set_device(device)  # kernels of our own and captured graphs run on the current one
     chosen = choose_dtype(dtype, device)
     checkpoint = open_model(model) if isinstance(model, str | Path) else model
-    require_memory(checkpoint.name, checkpoint.config, chosen, device)
+    mode = choose_quantize(quantize, checkpoint, chosen, device)
+    require_memory(checkpoint.name, checkpoint.config, chosen, device, mode)
     if not isinstance(checkpoint, AdapterCheckpoint):
-        return Decoder(checkpoint, chosen, device), checkpoint.tokenizer()
+        return Decoder(checkpoint, chosen, device, mode), checkpoint.tokenizer()
     from slipstream.models.adapter import Adapter  # needs transformers, which the decoder does not
 
     adapter = Adapter(checkpoint, chosen, device)
@@ -68,20 +103,26 @@ def load_model(
     return adapter, checkpoint.tokenizer()
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantize: str = "none") -> int:
     """Memory of the weights. In float32 our decoder packs a tied head beside the embedding table."""
+    if quantize != "none":
+        return quantized_bytes(config, quantize)
     count = config.parameters
     if config.tied_head and dtype == torch.float32 and not isinstance(config, AdapterConfig):
         count += config.vocab_size * config.hidden_size
     return count * dtype.itemsize
 
 
-def require_memory(name: str, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+def require_memory(name: str, config: ModelConfig, dtype: torch.dtype, device: str, quantize: str = "none") -> None:
     """Raise NotEnoughMemory if the weights alone would not fit."""
-    needed, free = weight_bytes(config, dtype), available_bytes(device)
+    needed, free = weight_bytes(config, dtype, quantize), available_bytes(device)
     if needed > free:
         raise NotEnoughMemory(
-            f"{name} needs {needed / 2**20:,.0f} MiB for its weights in {str(dtype).removeprefix('torch.')} "
-            f"and {free / 2**20:,.0f} MiB are free on {device}",
-            hint="choose a smaller model or a smaller dtype",
+            f"{name} needs {needed / 2**20:,.0f} MiB for its weights in "
+            f"{_name(dtype) if quantize == 'none' else quantize} and {free / 2**20:,.0f} MiB are free on {device}",
+            hint="choose a smaller model or a smaller dtype, or on a CPU quantize int8 or int4",
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -12,7 +12,7 @@ from torch.nn import functional
 from slipstream.attention.even import LANES, Elementwise, evenly
 from slipstream.fused import gated, runs_fused
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import Linear, make_linear
+from slipstream.models.linear import Linear, MakeLinear, make_linear
 
 even_silu: Elementwise = partial(evenly, functional.silu)
 even_gelu: Elementwise = partial(evenly, partial(functional.gelu, approximate="tanh"))
@@ -65,24 +65,34 @@ class MixtureMLP:
         return result
 
 
+class BehindNorm(NamedTuple):
+    """Matrices behind a norm, by name: with its weight folded in, or with the weight beside them as their columns."""
+
+    read: Callable[[str], torch.Tensor]
+    columns: torch.Tensor | None  # [width]
+
+
 def make_mlp(
     config: ModelConfig,
     mixture: bool,
     read: Callable[[str], torch.Tensor],
-    read_behind_norm: Callable[[str], torch.Tensor],
+    behind_norm: BehindNorm,
+    linear: MakeLinear,
 ) -> MLP:
-    """The MLP of one layer; the readers give its weights by name, as they are or with the norm's weight folded in."""
+    """The MLP of one layer; `read` gives its other weights by name, `linear` makes its products."""
     activation = ACTIVATIONS[config.activation]
 
     def dense(prefix: str) -> DenseMLP:
         down = read(f"{prefix}down")
         fill = -down.shape[1] % LANES  # units that are always 0 fill the last vector of the width up
-        gate, up = (functional.pad(read_behind_norm(prefix + name), (0, 0, 0, fill)) for name in ("gate", "up"))
-        both = make_linear(torch.cat([gate, up]))
-        return DenseMLP(both, make_linear(functional.pad(down, (0, fill))), activation)
+        gate, up = (functional.pad(behind_norm.read(prefix + name), (0, 0, 0, fill)) for name in ("gate", "up"))
+        both = linear(torch.cat([gate, up]), columns=behind_norm.columns)
+        return DenseMLP(both, linear(functional.pad(down, (0, fill))), activation)
 
     if not mixture:
         return dense("")
     experts = [dense(f"experts.{number}.") for number in range(config.experts)]
-    router = make_linear(read_behind_norm("router"))
-    return MixtureMLP(router, experts, config.experts_per_token, config.norm_topk)
+    router = behind_norm.read("router")  # small, and a wrong choice is no rounding error: never quantised
+    if behind_norm.columns is not None:
+        router = router * behind_norm.columns
+    return MixtureMLP(make_linear(router), experts, config.experts_per_token, config.norm_topk)

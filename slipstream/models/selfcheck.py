@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from slipstream.attention import tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.models.config import ModelConfig
 from slipstream.models.model import Model
 from slipstream.tree import TokenTree
 
@@ -13,7 +16,7 @@ _STORE = "check"
 
 
 def is_exact(model: Model) -> bool:
-    """Compare, bit for bit, a tree's logits with one of its paths decoded plainly, through one layer and the head.
+    """Compare a tree's logits, bit for bit, with one of its paths decoded plainly: a layer of each kind, and the head.
 
     The tree hangs behind a prompt that ends just before a block boundary, so that it crosses it (if the context reaches
     that far). A model that is not layered runs as a whole, and the first row that differs ends the check.
@@ -23,7 +26,7 @@ def is_exact(model: Model) -> bool:
     cache = PagedCache(pages=4)
     config = model.config
     cache.add_store(_STORE, config.layers, 2, config.kv_heads, config.head_dim, model.dtype)
-    layers = [0] if model.layered else None
+    layers = _one_of_each_kind(config) if model.layered else None
     tree = TokenTree(3 % config.vocab_size)
     for node in range(23):
         tree.add(node // 2 if node % 3 else node, (11 * node + 5) % config.vocab_size)
@@ -45,3 +48,9 @@ def is_exact(model: Model) -> bool:
     path = [0, *tree.path(leaf)]
     alone = (logits([tree.tokens[node]], TokenTree(tree.tokens[node]))[0] for node in path)
     return all(torch.equal(together[node], row) for node, row in zip(path, alone, strict=True))
+
+
+def _one_of_each_kind(config: ModelConfig) -> list[int]:
+    """The first layer, and the first whose MLP is not of its kind, if there is one: its products are others."""
+    others = (layer for layer in range(config.layers) if config.mixture(layer) != config.mixture(0))
+    return [0, *itertools.islice(others, 1)]

@@ -124,7 +124,14 @@ def _open(order: Order) -> LLM:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     context = open_model(order.model).config.context
     length = min(context, order.course.longest + order.course.answer)
-    return LLM(order.model, speculate=None, dtype=order.dtype, device=order.device, max_model_len=length)
+    return LLM(
+        order.model,
+        speculate=None,
+        dtype=order.dtype,
+        device=order.device,
+        quantize="none",  # what is learnt is what the weights say
+        max_model_len=length,
+    )
 
 
 def _require_wide(order: Order) -> None:

@@ -1,0 +1,168 @@
+"""Matrices of 8-bit and 4-bit numbers on a CPU, and products with them whose rows do not depend on each other.
+
+* `Int8Linear`: 8-bit weights. A row of activations is scaled by its own largest number and cut into two digits, so that
+  integers are multiplied and added. Integers do not round: a row has the same bits in any company by arithmetic, not by
+  luck, and whichever of two shapes of the product is faster may be taken.
+* `Int4Linear`: 4-bit weights in groups with a scale and an offset each, and activations in bfloat16.
+
+A norm's weight in front of a product is kept beside the matrix (`columns`) and not folded into it: activations with the
+weight in them have smaller outliers, and a matrix without it lies on the grid on which a quantised file put it.
+"""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+
+import torch
+from torch.nn import functional
+
+from slipstream.models.config import ModelConfig
+from slipstream.models.linear import Linear
+from slipstream.models.shapes import weight_shapes
+
+MODES = ("none", "int8", "int4")
+
+_BASE = 128  # of the two digits of an activation, which lie in -64..64: with 8 bits, pairs overflow on some CPUs
+_MOST = 63 * _BASE + 63  # the largest activation in two digits
+_SUM = 2**31 - 1  # the largest sum
+_FEW = 32  # rows up to which W x^T is faster than x W^T
+_OUTPUTS = 16_384  # computed at a time: the sums of a whole vocabulary would not stay in the processor's cache
+_GROUP = 32  # 4-bit weights that share a scale and an offset; also what most 4-bit files have
+_LANES = 16  # outputs that the 4-bit kernel computes together
+_BLOCK = 4096  # rows that are quantised at a time, so that temporaries stay small
+_TINY = 1e-30  # instead of a largest number of 0
+
+
+class Int8Matrix:
+    """A matrix [out, in] in 8 bits with one scale a row. Indexed by ids it gives their rows, as a table would."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        levels = int8_levels()
+        self.codes = torch.empty(weight.shape, dtype=torch.int8)
+        self.scales = torch.empty(len(weight))  # [out]
+        for start in range(0, len(weight), _BLOCK):
+            rows, some = weight[start : start + _BLOCK], slice(start, start + _BLOCK)
+            self.scales[some] = rows.abs().amax(1).clamp_min_(_TINY).div_(levels)
+            self.codes[some] = (rows / self.scales[some, None]).round_()
+
+    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.codes[ids] * self.scales[ids].unsqueeze(-1)
+
+
+class Int8Linear:
+    """The product with an `Int8Matrix`. A row that is not finite stays so, and spoils no other."""
+
+    exact = True
+
+    def __init__(
+        self, matrix: Int8Matrix, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+    ) -> None:
+        self._out, width = matrix.codes.shape
+        starts = range(0, self._out, _OUTPUTS)
+        self._pieces = [(s, matrix.codes[s : s + _OUTPUTS], matrix.scales[s : s + _OUTPUTS]) for s in starts]
+        self._bias = bias
+        self._columns = columns
+        self._fineness = 1.0 / min(_MOST, _SUM // (127 * width) - _BASE // 2 - 1)  # no sum of digits can overflow
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = len(x)
+        if self._columns is not None:
+            x = x * self._columns
+        unit = x.abs().amax(1, keepdim=True).clamp_min_(_TINY).mul_(self._fineness)
+        scaled = x / unit
+        high = (scaled * (1 / _BASE)).round_()
+        digits = torch.cat([high, scaled.sub_(high, alpha=_BASE)]).to(torch.int8)  # [2 * rows, in]
+        result = x.new_empty(rows, self._out)
+        for start, codes, scales in self._pieces:
+            flat = rows <= _FEW
+            sums = torch._int_mm(codes, digits.t()).t() if flat else torch._int_mm(digits, codes.t())
+            whole = torch.add(sums[rows:], sums[:rows], alpha=_BASE)  # int32 [rows, outputs]
+            torch.mul(whole, scales, out=result.narrow(1, start, len(codes)))
+        result.mul_(unit)
+        return result if self._bias is None else result.add_(self._bias)
+
+
+class Int4Linear:
+    """A product with 4-bit weights, (code - 8) * scale + offset, by a kernel that sums a row in one order."""
+
+    exact = True
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+    ) -> None:
+        self._out, width = weight.shape
+        self._fill = -width % _GROUP
+        whole = functional.pad(weight, (0, self._fill, 0, -self._out % _LANES))
+        parts = [_four_bits(rows) for rows in whole.split(_BLOCK)]
+        self._packed = torch.cat([packed for packed, _ in parts])  # uint8 [out, in / 2]
+        self._grids = torch.cat([grids for _, grids in parts], 1)  # bfloat16 [groups, out, scale and offset]
+        self._bias = bias
+        self._columns = columns
+        self._run = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._columns is not None:
+            x = x * self._columns
+        if self._fill:
+            x = functional.pad(x, (0, self._fill))
+        sums: torch.Tensor = self._run(x.to(torch.bfloat16), self._packed, _GROUP, self._grids)
+        result = sums[:, : self._out].float()
+        return result if self._bias is None else result.add_(self._bias)
+
+
+def _four_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed codes and grids of some rows. A group that lies on a grid of 16 values with both ends used keeps them."""
+    groups = weight.unflatten(1, (-1, _GROUP))
+    least, largest = groups.aminmax(dim=2, keepdim=True)
+    scale = ((largest - least) / 15).clamp_min_(_TINY).bfloat16().float()
+    offset = (least + 8 * scale).bfloat16().float()
+    codes = ((groups - offset) / scale + 8).round_().clamp_(0, 15).to(torch.int32)
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.flatten(1), 1)
+    return packed, torch.cat([scale, offset], 2).transpose(0, 1).to(torch.bfloat16)
+
+
+def quantized_linear(
+    mode: str, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+) -> Linear:
+    """The product of a layer in a mode other than none; `columns` [in] multiply the activations first."""
+    if mode == "int4":
+        return Int4Linear(weight, bias, columns)
+    return Int8Linear(Int8Matrix(weight), bias, columns)
+
+
+@functools.cache
+def int8_levels() -> int:
+    """The largest code of a weight whose products are summed rightly here; 0: none.
+
+    CPUs without instructions for 8-bit products multiply and add in pairs, in 16 bits, and cut off what is too large.
+    """
+    return next((levels for levels in (127, 63) if _sums_are_right(levels)), 0)
+
+
+def _sums_are_right(levels: int) -> bool:
+    outer, inner = 96, 64
+    for weight in (levels, -levels):
+        codes = torch.full((outer, inner), weight, dtype=torch.int8)
+        for digit in (_BASE // 2, -_BASE // 2):
+            for rows in (2, 4, 2 * _FEW, 2 * _FEW + 2):
+                digits = torch.full((rows, inner), digit, dtype=torch.int8)
+                sums = torch._int_mm(codes, digits.t()), torch._int_mm(digits, codes.t())
+                if any(bool((sum_ != weight * digit * inner).any()) for sum_ in sums):
+                    return False
+    return True
+
+
+def quantized_bytes(config: ModelConfig, mode: str) -> int:
+    """Memory of the weights in a mode other than none. A tied head is the embedding table itself."""
+    return sum(_bytes(name, shape, mode) for name, shape in weight_shapes(config).items())
+
+
+def _bytes(name: str, shape: tuple[int, ...], mode: str) -> int:
+    if len(shape) == 1 or name.endswith(".router"):  # norms, biases and what chooses experts stay in float32
+        return prod(shape) * 4
+    outer, inner = shape
+    if mode == "int8" or name in ("embed", "head"):
+        return outer * inner + outer * 4
+    outer, inner = outer - outer % -_LANES, inner - inner % -_GROUP
+    return outer * inner // 2 + outer * inner // _GROUP * 4
