@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ import torch
 from slipstream.text import Tokenizer, tokenizer_from_gguf
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _threads() -> Iterator[None]:
-    """Two threads everywhere, so that a result does not depend on the machine that runs the tests."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    """One thread, whatever the machine has: most passes are so small that a second one would only be waited for."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +26,9 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For modules of very small passes, which only wait for a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def two_threads(one_thread: None) -> None:
+    """For modules in which threads must share the work; the next module has one again."""
+    torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,6 @@ from slipstream.tree import TokenTree
 from tests.foreign import CONTEXT, KINDS, VOCABULARY, foreign_directory, foreign_model
 from tests.tiny import tiny_directory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 STORE = "test"
 GREEDY, SAMPLED = 0.0, 0.8  # temperatures
 DRAFTS: dict[str, Any] = {

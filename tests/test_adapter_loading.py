@@ -29,8 +29,6 @@ from slipstream.models.loader import open_model
 from tests.foreign import foreign_directory, foreign_model, save
 from tests.tiny import _character_tokenizer, tiny_directory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def loaded(path: Path) -> Any:
     return load_model(path, dtype="float32", device="cpu")[0]

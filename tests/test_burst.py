@@ -19,8 +19,6 @@ from slipstream.tree import TokenTree
 from slipstream.verify import Match, Rejection
 from tests.tiny import tiny_llm
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def bursting_llm(**kwargs: Any) -> LLM:
     """An LLM that decodes in bursts, with the attention that this machine has over the lanes' pages."""

@@ -64,11 +64,3 @@ def test_next_command_is_how_we_were_called(tmp_path: Path, monkeypatch: pytest.
     assert executable() == "slipstream"
     monkeypatch.setattr(sys, "argv", ["/somewhere/slipstream/__main__.py"])
     assert executable().endswith(" -m slipstream")
-
-
-@pytest.mark.real_model
-def test_demo_on_the_real_model(smollm2_path: Path) -> None:
-    report = json.loads(invoke("demo", "-m", str(smollm2_path), "--json", "--max-tokens", "32").stdout)
-    assert report["exact"] is False or all(entry["identical"] for entry in report["prompts"])
-    copying = next(entry for entry in report["prompts"] if entry["kind"] == "rewriting")
-    assert copying["tokens_per_step"] > 1.5

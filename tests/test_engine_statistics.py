@@ -22,11 +22,9 @@ from tests.tiny import tiny_directory
 VOCABULARY = 8
 POSITIONS = 3
 PROMPT = [1, 2, 3]
-SAMPLES = 7_000
+SAMPLES = 3_000
 CHOICES = 500  # of one request
 PASSES = 1e-4
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 Answer = tuple[int, ...]
 

@@ -14,9 +14,7 @@ import pytest
 from slipstream import LLM, SamplingParams
 from tests.test_engine_statistics import CHOICES, PASSES, POSITIONS, PROMPT, Answer, exact_joint, p_value, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-SAMPLES = 3_500
+SAMPLES = 2_500
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "block": ({"depth": 2, "nodes": 2}, {}),
     "traversal": ({"depth": 2, "nodes": 5, "branch": 2}, {"temperature": 1.3}),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +31,8 @@ from slipstream.train.merged_model import MergedCheckpoint
 from slipstream.train.run import Order
 from slipstream.train.trainer import Trainer, Watch
 from tests.chats import order, target, tiny_llm, written
-from tests.invoking import ROOT, invoke
+from tests.invoking import invoke
 from tests.lessons import lesson_of, new_head
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUIET = Watch()
 RANK = JointSettings(rank=4, farthest=0.5)
@@ -328,9 +326,12 @@ def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
         assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) <= 2
 
 
-def test_it_runs_as_a_module(tmp_path: Path) -> None:
+def test_it_runs_as_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     places = ["--model", target(), "--data", written(), "--out", tmp_path / "drafter", "--model-out", tmp_path / "new"]
-    command = [sys.executable, "-m", "slipstream.train", "medusa", *map(str, places), "--joint", "--prompts=2", *SHORT]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert "lossy: new is another model than target" in result.stdout and (tmp_path / "new" / "README.txt").exists()
+    monkeypatch.setattr(sys, "argv", ["train", "medusa", *map(str, places), "--joint", "--prompts=2", *SHORT])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("slipstream.train", run_name="__main__")
+    assert "lossy: new is another model than target" in capsys.readouterr().out
+    assert (tmp_path / "new" / "README.txt").exists()

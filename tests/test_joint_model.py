@@ -29,8 +29,6 @@ from tests.test_families import SHAPE, build
 from tests.test_gguf_families import metadata_of, tensors_of, write
 from tests.vocabularies import CHATS, TEMPLATE, TEXTS, gguf_of_byte_level, gguf_of_spm, train_byte_level
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DENSE = [
     *("llama2", "llama3", "smollm2", "mistral", "qwen2", "qwen2-window", "qwen3"),
     *("gemma2", "gemma2-untied", "gemma3", "gemma3-untied"),

@@ -237,7 +237,6 @@ def test_sampled_trees_have_the_static_shape(monkeypatch: pytest.MonkeyPatch) ->
         assert torch.allclose(draw.q[vocab], q, atol=1e-6) and float(draw.q.sum()) == pytest.approx(1.0)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_under_rejection_answers_follow_the_targets_distribution() -> None:
     """Four tokens: the first comes plain, and behind it stand drafts of two levels."""
     folder = tiny_directory(0, 6, layers=1, context=128, sharpness=1.0)

@@ -20,7 +20,7 @@ from tests.tiny import tiny_llm
 
 Seen = list[tuple[list[int], list[int], torch.Tensor]]  # a text up to the root, a path below it, logits after that
 
-MODULES = pytest.mark.parametrize("modules", [1, 2, 4])
+MODULES = pytest.mark.parametrize("modules", [1, 4])
 
 
 def drafting(modules: int, **options: Any) -> LLM:
@@ -49,7 +49,7 @@ def recorded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Seen:
     return seen
 
 
-def compare(llm: LLM, seen: Seen, blind: int = 0, most: int = 40) -> None:
+def compare(llm: LLM, seen: Seen, blind: int = 0, most: int = 24) -> None:
     """Nodes have the logits that the training path gives them; of the first `blind` tokens no hidden state is known."""
     drafter = drafter_of(llm)
     head = make_head(MtpDrafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))

@@ -13,16 +13,12 @@ import pytest
 
 from slipstream.commands import synth as command
 from slipstream.models.load import load_model
+from slipstream.models.loader import open_checkpoint
 from slipstream.train.data import ChatData
 from slipstream.train.data_files import INDEX
 from tests.invoking import invoke
 from tests.test_synth import PLAIN, model
 from tests.tiny import tiny_directory
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread(one_thread: None) -> None:
-    """The passes are small."""
 
 
 def synth(folder: Path, *arguments: object, template: str | None = PLAIN) -> Any:
@@ -144,11 +140,11 @@ def test_a_disk_that_fills_up_keeps_what_is_there(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.real_model
 def test_the_default_model_writes_conversations(tmp_path: Path, smollm2_path: Path) -> None:
-    done = invoke("synth", "-o", str(tmp_path), "-n", "8", "--max-tokens", "32")
+    done = invoke("synth", "-o", str(tmp_path), "-n", "4", "--max-tokens", "16", "--seed", "4")  # no long turn
     assert done.exit_code == 0, done.output
     data = ChatData(tmp_path)
-    assert len(data) >= 3 and data.vocab_size == 49_152 and data.description["token_bytes"] == 2
-    _, tokenizer = load_model(smollm2_path, dtype="auto", device="cpu")
+    assert len(data) == 4 and data.vocab_size == 49_152 and data.description["token_bytes"] == 2
+    tokenizer = open_checkpoint(smollm2_path).tokenizer()
     assert tokenizer is not None
     for chat in data:  # type: ignore[attr-defined]
         prompt = tokenizer.decode(chat.tokens[: chat.prompt_len].tolist(), skip_special=False)

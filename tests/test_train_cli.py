@@ -15,8 +15,6 @@ from tests.chats import target, tiny_llm, written
 from tests.invoking import ROOT, invoke
 from tests.tiny import tiny_directory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SHORT = ["--steps=4", "--evaluate=2", "--save=2", "--tokens=512", "--examined=2", "--answer=6", "--set=vocabulary=80"]
 
 
@@ -51,12 +49,12 @@ def test_figures_as_json_go_to_stdout_alone(tmp_path: Path) -> None:
 
 def test_prompts_are_answered_first(tmp_path: Path) -> None:
     prompts = tmp_path / "asked.txt"
-    prompts.write_text("".join(f"{chr(33 + number)} tell me about {number * 7919}\n" for number in range(60)))
+    prompts.write_text("".join(f"{chr(33 + number)} tell me about {number * 7919}\n" for number in range(24)))
     result = call("--prompts", prompts, "-o", tmp_path / "drafter", method="medusa")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "drafter-data" / "data.json").exists()
     data = trained.load(tmp_path / "drafter").provenance["data"]
-    assert data["arguments"]["prompts"]["file"] == "asked.txt" and data["counts"]["items"] == 60
+    assert data["arguments"]["prompts"]["file"] == "asked.txt" and data["counts"]["items"] == 24
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,6 @@ from slipstream.train.state import Record, State
 from slipstream.train.trainer import Trainer, Watch
 from tests.chats import order, target, tiny_llm, written
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).parent.parent
 QUIET = Watch()
 # A student of as many layers as the tiny target has would begin as its copy.
@@ -47,6 +45,13 @@ def report(place: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the end one form of storage (every bit of the weights) and two trees are examined, not three and six."""
+    monkeypatch.setattr(finish_module, "FORMS", finish_module.FORMS[-1:])
+    monkeypatch.setattr(finish_module, "TREES", finish_module.TREES[:1])
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
     """A finished training; not to be written to."""
@@ -54,12 +59,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trained]:
     return train(order("eagle3", place, {"steps": 40, "evaluate": 20, "answer": 12}), QUIET)
 
 
+@pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize("method", learned_methods())
 def test_sixteen_bits_of_the_target_are_enough(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the target in bfloat16, the products of the head too, its weights in float32."""
     monkeypatch.setattr(run_module, "_require_wide", lambda order: None)
     settings = {"vocabulary": 80, **SETTINGS.get(method, {})}
-    asked = order(method, tmp_path / method, {"steps": 20}, settings=settings, dtype="bfloat16")
+    asked = order(method, tmp_path / method, {"steps": 12, "tokens": 256}, settings=settings, dtype="bfloat16")
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # its gradients crash on some CPUs
     place, _ = train(asked, QUIET)
     losses = [entry["loss"] for entry in report(place)["record"]["losses"]]
@@ -67,6 +73,7 @@ def test_sixteen_bits_of_the_target_are_enough(method: str, tmp_path: Path, monk
     assert report(place)["record"]["best"] >= 1.0
 
 
+@pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize("method", learned_methods())
 def test_sixty_steps_raise_the_tokens_per_step(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From nothing: the layers of this target are so much alike that some heads would begin as good as they end."""
@@ -153,8 +160,8 @@ def as_command(order: Order) -> list[str]:
     return [sys.executable, "-m", "slipstream.train", order.method, *places, *given]
 
 
-def test_a_killed_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finish_module, "FORMS", finish_module.FORMS[-1:])  # every bit of the weights is stored
+@pytest.mark.usefixtures("briefly")
+def test_a_killed_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
     killed, whole = order("eagle3", tmp_path / "killed", LONGER), order("eagle3", tmp_path / "whole", LONGER)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     process = subprocess.Popen(as_command(killed), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
@@ -329,11 +336,11 @@ def test_it_stops_when_nothing_gets_better(tmp_path: Path) -> None:
 
 
 def test_minutes_are_kept(tmp_path: Path) -> None:
-    course = {"steps": 0, "minutes": 0.2, "evaluate": 0}
+    course = {"steps": 0, "minutes": 0.1, "evaluate": 0}
     began = time.monotonic()
     place, _ = train(order("eagle3", tmp_path / "drafter", course), QUIET)
     record = report(place)["record"]
-    assert record["step"] > 5 and 60 * 0.2 * 0.6 < record["seconds"] < 60 * 0.2 + 5
+    assert record["step"] > 5 and 60 * 0.1 * 0.6 < record["seconds"] < 60 * 0.1 + 5
     assert 2 <= len(record["marks"]) <= 23
     assert time.monotonic() - began < 60
 

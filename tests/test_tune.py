@@ -69,8 +69,7 @@ def test_the_whole_model_agrees_with_itself_and_the_cache_is_given_back() -> Non
     assert llm.cache.available == free
 
 
-@pytest.mark.parametrize("window", [None, 24])
-@pytest.mark.parametrize("skip", ["2", "1/4", "0-1/3", "5"])
+@pytest.mark.parametrize(("skip", "window"), [("2", None), ("1/4", None), ("0-1/3", 24), ("5", 24)])
 def test_agreement_is_what_drafting_step_by_step_gives(skip: str, window: int | None) -> None:
     llm = build(sliding_window=window)
     texts, layers = answered(llm), sorted(set(range(COUNT)) - parse_layers(skip))
@@ -327,7 +326,7 @@ def invoke(*arguments: object) -> Any:
 def test_the_command_finds_shows_and_keeps(tmp_path: Path) -> None:
     model, prompts, shipped = idle_layer(tmp_path / "model", 2), tmp_path / "prompts.txt", tmp_path / "found.json"
     prompts.write_text("What is it?\nabc abc abc\n1 + 1 = 2, 2 + 2 =\nHello\n")
-    options = ["--method", "layer_skip", "-m", model, "--prompts", prompts, "--budget", "4", "-o", shipped]
+    options = ["--method", "layer_skip", "-m", model, "--prompts", prompts, "--budget", "2", "-o", shipped]
     done = invoke(*options)
     assert done.exit_code == 0, done.stderr
     assert "agreement" in done.stdout and "100.0%" in done.stdout

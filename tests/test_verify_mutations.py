@@ -27,7 +27,7 @@ from tests.tables import (
     target_tables,
 )
 
-SAMPLES = 6_000
+SAMPLES = 3_000
 PASSES, FAILS = 1e-4, 1e-6
 
 

@@ -95,11 +95,11 @@ def demo(
 
 
 def _best(llm: LLM) -> DrafterSpec | None:
-    """The best drafter that was trained for this model, if one was."""
+    """The best drafter that was trained for this model, if one was, and what the text itself repeats."""
     from slipstream.drafters import trained
     from slipstream.drafters.registry import parse_speculate
 
-    return parse_speculate(_TRAINED) if trained.find(_TRAINED, llm.model.fingerprint) else None
+    return parse_speculate(f"suffix+{_TRAINED}") if trained.find(_TRAINED, llm.model.fingerprint) else None
 
 
 def _encode(llm: LLM, prompt: DemoPrompt) -> list[int]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
 _NODES_CPU, _NODES_GPU = 16, 64  # what a pass over the tree may cost: far more rows come free on a GPU
-_WORTH_ON_CPU = 0.06  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
+_WORTH_ON_CPU = 0.04  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
 
 
 @dataclass(frozen=True)
