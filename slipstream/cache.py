@@ -93,10 +93,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Ten
 
 
 class PagedCache:
-    """All pages of one engine. A store is [layers, parts, pages, heads, PAGE_SIZE, width]."""
+    """All pages of one engine. A store is [layers, parts, pages + 1, heads, PAGE_SIZE, width]."""
 
     def __init__(self, pages: int, device: str = "cpu") -> None:
         self.capacity = pages
+        self.idle_page = pages  # one more, which no sequence ever has: rows that nobody wants may be written there
         self.device = device
         self.stores: dict[str, torch.Tensor] = {}
         self._layers: dict[str, list[LayerStore]] = {}
@@ -111,7 +112,7 @@ class PagedCache:
 
     def add_store(self, name: str, layers: int, parts: int, heads: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         """Make a store; its rows are [heads, width], `layers` x `parts` of them per token."""
-        shape = (layers, parts, self.capacity, heads, PAGE_SIZE, width)
+        shape = (layers, parts, self.capacity + 1, heads, PAGE_SIZE, width)
         self.stores[name] = _zeros(shape, dtype, self.device)
         return self.stores[name]
 

@@ -24,6 +24,14 @@ def _mix(x):
     return x ^ (x >> 16)
 
 
+@triton.jit
+def gumbel(ids, low, high):
+    """The noise of token ids under one key, given as its halves of 32 bits."""
+    bits = _mix(_mix(ids.to(tl.uint32) ^ low) + high)
+    unit = (bits.to(tl.float64) + 0.5) / 4294967296.0
+    return -tl.log(-tl.log(unit))
+
+
 @triton.jit(do_not_specialize=["rows", "blocks"])
 def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks, BLOCK: tl.constexpr):
     """The best of one block of tokens of one row: tops float64 and tokens int64, [rows, blocks]."""
@@ -35,10 +43,8 @@ def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks,
     if temperature >= GREEDY:
         low = tl.load(keys + row).to(tl.uint32)
         high = tl.load(keys + rows + row).to(tl.uint32)
-        bits = _mix(_mix(ids.to(tl.uint32) ^ low) + high)
-        unit = (bits.to(tl.float64) + 0.5) / 4294967296.0
         warmed = tl.div_rn(scores, tl.full([BLOCK], 1.0, tl.float32) * temperature)
-        perturbed = warmed.to(tl.float64) - tl.log(-tl.log(unit))
+        perturbed = warmed.to(tl.float64) + gumbel(ids, low, high)
     top, index = tl.max(perturbed, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(tops + row * blocks + block, top)
     tl.store(tokens + row * blocks + block, (block * BLOCK + index).to(tl.int64))

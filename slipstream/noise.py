@@ -97,5 +97,10 @@ def fold(keys: torch.Tensor, part: torch.Tensor | int) -> torch.Tensor:
 
 def gumbel_rows(keys: torch.Tensor, size: int) -> torch.Tensor:
     """The Gumbel noise of each key for a whole vocabulary, float64 [keys, size]."""
+    return gumbel_of(_all_ids(size, str(keys.device)), keys)
+
+
+def gumbel_of(ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """The same for the tokens `ids` [tokens] alone, float64 [keys, tokens]."""
     low, high = keys[:, :, None]
-    return _gumbel(_all_ids(size, str(keys.device)), low, high)
+    return _gumbel(ids, low, high)

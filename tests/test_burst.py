@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.attention import Attention, BlockAttention, Tiles, tree_segment
-from slipstream.cache import PAGE_SIZE, PageTable
+from slipstream.cache import PAGE_SIZE
 from slipstream.engine import Progress
-from slipstream.engine.burst import STEPS, Burst, make_burst
+from slipstream.engine.burst import PLAIN_ROUNDS, Burst, make_burst
 from slipstream.graphs import Graphs, bucket
 from slipstream.models.decoder import Decoder
-from slipstream.tree import TokenTree
 from slipstream.verify import Match, Rejection
+from tests.laned import burst_on_cpu
 from tests.tiny import tiny_llm
 
+Bursting = Callable[..., LLM]
 
-def bursting_llm(**kwargs: Any) -> LLM:
-    """An LLM that decodes in bursts, with the attention that this machine has over the lanes' pages."""
-    llm = tiny_llm(**kwargs)
-    model = llm.model
-    assert isinstance(model, Decoder)
-    config = model.config
 
-    def attention_over(tiles: Tiles) -> Attention:
-        segments = []
-        for slot, pages in zip(tiles.slots.tolist(), tiles.tables.tolist(), strict=True):
-            table = PageTable(pages[: slot // PAGE_SIZE + 1])
-            segments.append(tree_segment(table, slot, [0], TokenTree(0)))
-        return BlockAttention(segments, config.heads, config.kv_heads, config.head_dim, "cpu")
-
-    model.attention_over = attention_over  # type: ignore[method-assign]
-    llm.engine.burst = Burst(model, llm.cache)
-    return llm
+@pytest.fixture
+def bursting_llm(monkeypatch: pytest.MonkeyPatch) -> Bursting:
+    """An LLM that decodes in bursts."""
+    return lambda **options: burst_on_cpu(tiny_llm(**options), monkeypatch)
 
 
 def prompts(count: int, longest: int = 300) -> list[list[int]]:
@@ -78,33 +67,33 @@ def same(plain: LLM, bursting: LLM, asked: list[list[int]], how: list[SamplingPa
 
 
 @pytest.mark.parametrize("window", [None, 50])
-def test_a_mixed_batch_gets_the_tokens_of_single_steps(window: int | None) -> None:
+def test_a_mixed_batch_gets_the_tokens_of_single_steps(bursting_llm: Bursting, window: int | None) -> None:
     asked = prompts(7)
     lengths = (40, 1, 2, 17, 64, 33, 16)
     how = [SamplingParams(temperature=(0.0, 0.8, 1.3)[i % 3], seed=i, max_tokens=n) for i, n in enumerate(lengths)]
     seen = same(tiny_llm(sliding_window=window), bursting_llm(sliding_window=window), asked, how)
-    assert max(p.new_tokens for step in seen for p in step) == STEPS
+    assert max(p.new_tokens for step in seen for p in step) == PLAIN_ROUNDS
     assert len(seen) < 12, "64 tokens took single steps"
 
 
-def test_an_end_inside_a_burst_drops_what_is_behind_it() -> None:
+def test_an_end_inside_a_burst_drops_what_is_behind_it(bursting_llm: Bursting) -> None:
     asked = prompts(6, 40)
     how = [SamplingParams(temperature=1.0, seed=i, max_tokens=60, stop_token_ids=[11, 12, 13]) for i in range(6)]
     options: dict[str, Any] = {"eos": 5, "characters": True}
     seen = same(tiny_llm(**options), bursting_llm(**options), asked, how)
     ended = [p for step in seen for p in step if p.sequence.finish_reason == "stop"]
-    assert {0 < p.new_tokens < STEPS for p in ended} >= {True}
+    assert {0 < p.new_tokens < PLAIN_ROUNDS for p in ended} >= {True}
     reasons = {p.sequence.stop_reason for p in ended}
     assert None in reasons and reasons & {11, 12, 13}, "both the model's own end and a stop token"
 
 
-def test_the_end_of_the_context_ends_a_burst() -> None:
+def test_the_end_of_the_context_ends_a_burst(bursting_llm: Bursting) -> None:
     asked = [[i + 1] * n for i, n in enumerate((120, 100, 90, 127))]
     how = [SamplingParams(temperature=0.5, seed=i) for i in range(4)]
     same(tiny_llm(context=128), bursting_llm(context=128), asked, how)
 
 
-def test_a_full_cache_sets_the_youngest_aside_and_no_token_changes() -> None:
+def test_a_full_cache_sets_the_youngest_aside_and_no_token_changes(bursting_llm: Bursting) -> None:
     asked = [[i + 1] * (90 + 20 * i) for i in range(5)]
     how = [SamplingParams(temperature=0.8, seed=i, max_tokens=120) for i in range(5)]
     tight = bursting_llm(context=384, cache_tokens=5 * PAGE_SIZE)
@@ -113,7 +102,7 @@ def test_a_full_cache_sets_the_youngest_aside_and_no_token_changes() -> None:
     assert any(p.new_tokens > 1 for step in seen for p in step)
 
 
-def test_pages_that_a_burst_filled_are_shared() -> None:
+def test_pages_that_a_burst_filled_are_shared(bursting_llm: Bursting) -> None:
     llm = bursting_llm()
     prompt = prompts(1)[0][:100]
     how = SamplingParams(temperature=0.7, seed=3, max_tokens=200)
@@ -126,7 +115,7 @@ def test_pages_that_a_burst_filled_are_shared() -> None:
     assert llm.generate([told], how)[0].token_ids == wanted, "a shared page holds the wrong rows"
 
 
-def test_a_lane_that_is_full_leaves_its_last_row_alone() -> None:
+def test_a_lane_that_is_full_leaves_its_last_row_alone(bursting_llm: Bursting) -> None:
     """Its answer ends with a page, which others will read, while a longer one keeps the burst going."""
     llm, short, long = bursting_llm(), prompts(1)[0][:120], prompts(2)[1][:50]
     how = [
@@ -142,7 +131,7 @@ def test_a_lane_that_is_full_leaves_its_last_row_alone() -> None:
     assert llm.generate([told], greedy)[0].token_ids == tiny_llm().generate([told], greedy)[0].token_ids
 
 
-def test_choices_of_one_request_and_requests_that_come_later_join() -> None:
+def test_choices_of_one_request_and_requests_that_come_later_join(bursting_llm: Bursting) -> None:
     asked = prompts(9, 200)
     how = [SamplingParams(n=1 + i % 3, temperature=0.9, seed=i, max_tokens=20 + i) for i in range(9)]
     same(tiny_llm(max_num_seqs=4), bursting_llm(max_num_seqs=4), asked, how)
@@ -151,14 +140,16 @@ def test_choices_of_one_request_and_requests_that_come_later_join() -> None:
 @pytest.mark.parametrize(
     "odd", [{"top_p": 0.9}, {"logprobs": 1}, {"stop": "~~"}, {"min_tokens": 3}, {"presence_penalty": 0.5}]
 )
-def test_one_sequence_that_needs_the_host_makes_all_take_single_steps(odd: dict[str, Any]) -> None:
+def test_one_sequence_that_needs_the_host_makes_all_take_single_steps(
+    bursting_llm: Bursting, odd: dict[str, Any]
+) -> None:
     asked = prompts(3, 50)
     how = [SamplingParams(temperature=0.9, seed=i, max_tokens=20, **(odd if i == 1 else {})) for i in range(3)]
     seen = same(tiny_llm(characters=True), bursting_llm(characters=True), asked, how)
     assert {p.new_tokens for step in seen for p in step} == {1}
 
 
-def test_a_stream_gets_several_tokens_at_a_time() -> None:
+def test_a_stream_gets_several_tokens_at_a_time(bursting_llm: Bursting) -> None:
     llm = bursting_llm(characters=True)
     how = SamplingParams(temperature=0.9, seed=4, max_tokens=40)
     deltas = list(llm.stream([5, 6, 7], how))
@@ -169,7 +160,7 @@ def test_a_stream_gets_several_tokens_at_a_time() -> None:
     assert deltas[-1].completion is not None
 
 
-def test_cancelling_between_bursts_frees_the_pages() -> None:
+def test_cancelling_between_bursts_frees_the_pages(bursting_llm: Bursting) -> None:
     llm = bursting_llm()
     stream = llm.stream([5, 6, 7], SamplingParams(temperature=0.9, seed=4, max_tokens=400))
     for _ in range(3):
@@ -178,7 +169,7 @@ def test_cancelling_between_bursts_frees_the_pages() -> None:
     assert llm.cache.available == llm.cache.capacity
 
 
-def test_prompts_do_not_stop_the_others_bursts() -> None:
+def test_prompts_do_not_stop_the_others_bursts(bursting_llm: Bursting) -> None:
     llm = bursting_llm(context=2048)
     seen = steps_of(llm)
     streams = [
@@ -187,7 +178,7 @@ def test_prompts_do_not_stop_the_others_bursts() -> None:
     ]
     for stream in streams:
         list(stream)
-    assert [p.new_tokens for p in seen[1]] == [STEPS], "the long prompt is fed beside a burst"
+    assert [p.new_tokens for p in seen[1]] == [PLAIN_ROUNDS], "the long prompt is fed beside a burst"
 
 
 def test_only_engines_that_never_draft_burst(monkeypatch: pytest.MonkeyPatch) -> None:

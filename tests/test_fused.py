@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 import torch
 from torch.nn import functional
 
 from slipstream.fused import cross_entropy, gated, turned
+from tests.interpreted import interpreted
 
 KERNELS = """
 import torch
@@ -60,12 +54,8 @@ for rows, tokens, kind in ((3, 100, torch.float32), (2, 5000, torch.float16), (2
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_the_kernels_compute_what_the_plain_operations_do() -> None:
-    environment = os.environ if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", KERNELS], capture_output=True, text=True, env=environment, cwd=root)
-    assert done.returncode == 0, done.stderr
+    interpreted(KERNELS)
 
 
 def test_turning_multiplies_adjacent_pairs() -> None:

@@ -46,11 +46,6 @@ class Tiles:
     open_positions: torch.Tensor  # int32, tree after tree
     bits: torch.Tensor  # int32 [rows, words]
 
-    @property
-    def slots(self) -> torch.Tensor:
-        """Slots of the tiles' first rows, [tiles]: where rows are alone in their tiles, those of the rows."""
-        return self.fields[SLOT]
-
     @classmethod
     def of(cls, segments: Sequence[Segment], group: int, device: str) -> Tiles:
         """The tiles of a ragged pass; `group` query heads share a KV head."""
@@ -81,16 +76,61 @@ class Tiles:
             arrays += [np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32)]
         return cls(row, queries, bool(trees), *_sent(arrays, device))
 
-    @classmethod
-    def lone(cls, sequences: int, pages: int, group: int, device: str) -> Tiles:
-        """One row for each of `sequences`, at slots and in pages that the caller writes in, and may change."""
-        fields = torch.zeros(FACTS, sequences, dtype=torch.int32, device=device)
-        fields[ROW] = fields[TABLE] = torch.arange(sequences, dtype=torch.int32, device=device)
-        fields[COUNT] = 1
-        fields[OPEN] = -1
-        tables = torch.zeros(sequences, pages, dtype=torch.int32, device=device)
-        nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        return cls(sequences, query_block(group, 1), False, fields, tables, nothing, nothing, nothing[None])
+
+class LaneTiles:
+    """Tiles of passes that bring the same number of rows of every sequence, wherever those have got to by then.
+
+    All that depends on where is made of tensors on the device, so that such a pass can be captured.
+    """
+
+    def __init__(
+        self, tables: torch.Tensor, rows: int, group: int, *, earlier: int = 0, open_rows: bool = False
+    ) -> None:
+        """`rows` new rows for each line of `tables`, int32 [sequences, pages], which the caller may rewrite.
+
+        `open_rows`: rows of trees, of which `earlier` ones were written before; otherwise the rows are chains.
+        """
+        queries = query_block(group, rows)
+        starts = np.arange(0, rows, queries // group, dtype=np.int32)
+        lanes, tiles = len(tables), len(starts)
+        base = np.zeros((FACTS, lanes, tiles), dtype=np.int32)
+        numbers = np.arange(lanes, dtype=np.int32)[:, None]
+        base[ROW] = numbers * rows + starts
+        base[COUNT] = np.minimum(queries // group, rows - starts)
+        base[TABLE] = numbers
+        base[SLOT] = earlier + starts
+        base[STOP] = earlier + rows
+        base[OPEN] = numbers * (earlier + rows) if open_rows else -1
+        moving = np.zeros((FACTS, 1, 1), dtype=np.int32)
+        moving[[SLOT, COMMITTED, STOP]] = 1
+        self._base, self._moving = (torch.from_numpy(part).to(tables.device) for part in (base, moving))
+        self._tables = tables
+        self._rows = lanes * rows
+        self._queries = queries
+        self._nothing = torch.zeros(1, 1, dtype=torch.int32, device=tables.device)
+
+    def behind(
+        self, committed: torch.Tensor, bits: torch.Tensor | None = None, positions: torch.Tensor | None = None
+    ) -> Tiles:
+        """The tiles behind so many committed rows of each sequence, [sequences].
+
+        Of rows of trees: `bits` int32 [rows, words], and `positions` [rows]. A window asks where the open columns
+        stand, and is answered only where no rows were written before.
+        """
+        fields = self._base + self._moving * committed.to(torch.int32)[:, None]
+        nothing = self._nothing
+        places = nothing[0] if positions is None else positions.to(torch.int32)
+        open_rows = bits is not None
+        return Tiles(
+            self._rows,
+            self._queries,
+            open_rows,
+            fields.flatten(1),
+            self._tables,
+            places,
+            places,
+            nothing if bits is None else bits,
+        )
 
 
 def query_block(group: int, rows: int) -> int:

@@ -17,6 +17,7 @@ from slipstream.types import Plan
 if TYPE_CHECKING:
     import torch
 
+    from slipstream.drafters.device_draft import DeviceDraft
     from slipstream.models.view import TargetView
 
 
@@ -146,6 +147,10 @@ class Drafter(ABC, Generic[Options]):
 
         Happens only below another drafter, which asks for guesses behind guesses of its own.
         """
+
+    def device_draft(self) -> DeviceDraft | None:
+        """How it drafts where whole rounds run on the device, if it can and its options allow it."""
+        return None
 
     def close(self, sequence: Sequence) -> None:
         """The sequence is finished."""

@@ -22,6 +22,8 @@ from slipstream.drafters.keeping import KeepingDrafter
 from slipstream.drafters.layer_stack import StackHead
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
+from slipstream.drafters.stack_loop import StackLoop
+from slipstream.drafters.tree_loop import TreeLoop
 
 _SPAN = 16  # tokens that the student writes itself in a text of a lesson on its own policy
 _LEAST = 1e-8  # the least probability of the target that reverse KL tells from 0
@@ -153,3 +155,6 @@ class DistilledDrafter(KeepingDrafter[DistilledOptions]):
 
     def _entered(self, growths: list[Growth], segments: list[Segment], rows: PagedRows) -> torch.Tensor:
         return self.target.embed(rows.tokens)
+
+    def loop_type(self) -> type[TreeLoop] | None:
+        return StackLoop

@@ -130,7 +130,7 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
         self._layer = PagedHeadLayer(head.layer, dtype, device)
         self._output = make_draft_linear(ready(head.output))
 
-    def _hidden(self, features: torch.Tensor) -> torch.Tensor:
+    def hidden(self, features: torch.Tensor) -> torch.Tensor:
         return self._fuse(features if self._taps_norm is None else self._normed(features, self._taps_norm))
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +138,7 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
         normed = self._normed(hidden, hidden_norm)
         return torch.cat([self._normed(embedded, embed_norm), normed], -1), normed if self._norm_residual else hidden
 
-    def _judged(self, hidden: torch.Tensor) -> torch.Tensor:
+    def judged(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._output(self._normed(hidden, self._norms[2]))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ class FeatureStore:
         self.name = name
         self._taps = taps
         self._cache = cache
-        self._data = cache.add_store(name, 1, 1, 1, len(taps) * width, dtype)[0, 0, :, 0]  # [pages, PAGE_SIZE, width]
+        self.data = cache.add_store(name, 1, 1, 1, len(taps) * width, dtype)[0, 0, :, 0]  # [pages, PAGE_SIZE, width]
 
     def append(self, outcome: Outcome) -> None:
         """Keep the rows that the last pass committed."""
@@ -37,17 +37,17 @@ class FeatureStore:
 
     def read(self, table: PageTable, start: int, stop: int) -> torch.Tensor:
         """Rows [stop - start, taps * width]; before the first token there are zeros."""
-        rows = self._data[*self._places(table, max(0, start), stop)]
+        rows = self.data[*self._places(table, max(0, start), stop)]
         return rows if start >= 0 else torch.cat([rows.new_zeros(-start, rows.shape[1]), rows])
 
     def write(self, table: PageTable, start: int, rows: torch.Tensor) -> None:
         """Keep rows [count, taps * width] of the tokens from `start` on; none are known behind them."""
         stop = start + len(rows)
-        self._data[*self._places(table, start, stop)] = rows.to(self._data.dtype)
+        self.data[*self._places(table, start, stop)] = rows.to(self.data.dtype)
         table.lengths[self.name] = stop
 
     def _places(self, table: PageTable, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = range(start, stop)
-        device = self._data.device
+        device = self.data.device
         pages = torch.tensor([table.pages[slot // PAGE_SIZE] for slot in slots], dtype=torch.int64, device=device)
         return pages, torch.tensor([slot % PAGE_SIZE for slot in slots], dtype=torch.int64, device=device)

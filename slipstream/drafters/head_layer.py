@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.cache import LayerStore
-from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.head_rows import HeadRows
 from slipstream.fused import gated, turned
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import make_draft_linear
@@ -127,9 +127,7 @@ class PagedHeadLayer:
         self._down = make_draft_linear(ready(layer.down.weight))
         self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
 
-    def __call__(
-        self, inputs: torch.Tensor, residual: torch.Tensor, rows: PagedRows, store: LayerStore
-    ) -> torch.Tensor:
+    def __call__(self, inputs: torch.Tensor, residual: torch.Tensor, rows: HeadRows, store: LayerStore) -> torch.Tensor:
         """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""
         config = self._config
         qkv = self._qkv(inputs)

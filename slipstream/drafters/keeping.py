@@ -13,14 +13,15 @@ from typing import Generic, TypeVar
 
 import torch
 
-from slipstream.attention import Segment
+from slipstream.attention import Segment, Tiles
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
 from slipstream.drafters.head import Head
-from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.head_rows import LanedRows, PagedRows
 from slipstream.drafters.layer_stack import PagedStack, StackHead
 from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
 from slipstream.drafters.levels import Growth
+from slipstream.lanes import LaneRows
 from slipstream.models.rope import RopeTable
 from slipstream.sequence import Sequence
 
@@ -72,6 +73,15 @@ class KeepingDrafter(LearnedDrafter[Options], Generic[Options]):
     def _pass(self, growths: list[Growth], segments: list[Segment]) -> torch.Tensor:
         rows = PagedRows(segments, self.target.config, self._rope, self.target.device)
         return self._stack(self._entered(growths, segments, rows), rows, self._cache.layers(self.key))
+
+    def laned(self, tokens: torch.Tensor, rows: LaneRows, tiles: Tiles) -> torch.Tensor:
+        """The stack's output for tokens [rows] that are rows of lanes, [rows, width]."""
+        placed = LanedRows(rows, tiles, self.target.config, self._rope, self.target.device)
+        return self._stack.run(self.target.embed(tokens), placed, self._cache.layers(self.key))
+
+    def judged(self, output: torch.Tensor) -> torch.Tensor:
+        """The stack's output [rows, width] -> logits [rows, draft tokens]."""
+        return self._stack.judge(output)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 

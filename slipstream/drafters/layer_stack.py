@@ -11,7 +11,7 @@ from torch.nn import functional
 from slipstream.cache import LayerStore
 from slipstream.drafters.head import Frame, Head
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
-from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.head_rows import HeadRows
 from slipstream.models.linear import make_draft_linear
 
 
@@ -62,11 +62,19 @@ class PagedStack:
     def __len__(self) -> int:
         return len(self._layers)
 
-    def __call__(self, x: torch.Tensor, rows: PagedRows, stores: Sequence[LayerStore]) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, rows: HeadRows, stores: Sequence[LayerStore]) -> torch.Tensor:
         """[rows, width] -> logits [rows that ask for them, draft tokens]; x is left as it is."""
+        return self.judge(rows.wanted(self.run(x, rows, stores)))
+
+    def run(self, x: torch.Tensor, rows: HeadRows, stores: Sequence[LayerStore]) -> torch.Tensor:
+        """The layers' output, [rows, width]."""
         for norm, layer, store in zip(self._norms, self._layers, stores, strict=True):
             x = layer(self._normed(x, norm), x, rows, store)
-        return self._output(self._normed(rows.wanted(x), self._norm))
+        return x
+
+    def judge(self, x: torch.Tensor) -> torch.Tensor:
+        """The layers' output [rows, width] -> logits [rows, draft tokens]."""
+        return self._output(self._normed(x, self._norm))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self._eps)

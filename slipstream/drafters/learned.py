@@ -14,10 +14,12 @@ from slipstream.drafters import trained
 from slipstream.drafters.head import Frame, Head, HeadSettings
 from slipstream.drafters.head_layer import HeadLayer
 from slipstream.drafters.levels import Candidates, GrowingDrafter, Growth, GrowthOptions
+from slipstream.drafters.tree_loop import TreeDraft, TreeLoop
 from slipstream.errors import CorruptFile, OptionError
 from slipstream.types import Plan
 
 if TYPE_CHECKING:
+    from slipstream.drafters.device_draft import DeviceDraft
     from slipstream.models.view import TargetView
 
 _NODES_CPU, _NODES_GPU = 16, 64  # what a pass over the tree may cost: far more rows come free on a GPU
@@ -74,6 +76,17 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         if self.target.device == "cpu":
             return Plan(options.depth, _NODES_CPU, options.branch, options.min_confidence or _WORTH_ON_CPU)
         return Plan(options.depth, _NODES_GPU, options.branch, options.min_confidence)
+
+    def device_draft(self) -> DeviceDraft | None:
+        plan = self.plan
+        loop = self.loop_type()
+        if loop is None or not plan.drafts or plan.min_confidence > 0.0 or self.samples:
+            return None  # a tree of one shape has no room for nodes that are not worth it
+        return TreeDraft(self, plan, loop)
+
+    def loop_type(self) -> type[TreeLoop] | None:
+        """How it grows trees for lanes, if it can."""
+        return None
 
     def _find(self) -> Path:
         if self.options.checkpoint:

@@ -123,6 +123,10 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         """Levels that the model's own context still has room for."""
         return self.target.longest - len(sequence.tokens)
 
+    def follows(self, sequence: Sequence) -> bool:
+        """Whether everything is there that a draft for this sequence has to read of the target."""
+        return True
+
     # -- growing ------------------------------------------------------------------------------------------------------
 
     @property

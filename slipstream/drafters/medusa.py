@@ -18,10 +18,12 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.drafters.base import Outcome
+from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
 from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
 from slipstream.drafters.levels import Candidates, Growth
 from slipstream.drafters.marginals import best_first
+from slipstream.drafters.medusa_loop import StaticDraft
 from slipstream.drafters.static_tree import ASSUMED, RANKS, StaticTree, Tally
 from slipstream.errors import CorruptFile
 from slipstream.models.linear import make_draft_linear
@@ -192,22 +194,18 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     # -- guessing -----------------------------------------------------------------------------------------------------
 
     def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
-        ready = [growth for growth in growths if growth.plan.drafts and self._known(growth) is not None]
+        known = {id(growth): self.hidden_of(growth.sequence) for growth in growths if growth.plan.drafts}
+        ready = [growth for growth in growths if known.get(id(growth)) is not None]
         if ready:
-            hidden = torch.stack([known.hidden for known in map(self._known, ready) if known is not None])
+            hidden = torch.stack([row for row in known.values() if row is not None])
             roots = torch.tensor([growth.tree.tokens[0] for growth in ready], device=self.target.device)
-            guesses = self._guesses(hidden, roots, max(growth.plan.depth for growth in ready))
+            guesses = self.guesses(hidden, roots, max(growth.plan.depth for growth in ready))
             for growth, logits in zip(ready, guesses, strict=True):
                 growth.fed, growth.logits = 1, logits[: growth.plan.depth]
         # Chosen nodes need no levels: their tree is made of all heads at once.
         return [g.logits[:1] if g.sampled and g.logits is not None else None for g in growths]
 
-    def _known(self, growth: Growth) -> _Known | None:
-        """The hidden state before the root; until its prompt is fed a sequence has none."""
-        known: _Known | None = growth.sequence.drafting.get(f"{self.key}.hidden")
-        return known if known is not None and known.length == growth.root_slot else None
-
-    def _guesses(self, hidden: torch.Tensor, roots: torch.Tensor, levels: int) -> torch.Tensor:
+    def guesses(self, hidden: torch.Tensor, roots: torch.Tensor, levels: int) -> torch.Tensor:
         """[sequences, width] and the roots behind them, [sequences] -> logits [sequences, levels, draft tokens]."""
         states = normed = self.target.norm(hidden)
         if self._root:
@@ -278,14 +276,26 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             self._shapes[plan] = StaticTree.best(self._accuracies[: plan.depth], plan.nodes, plan.branch)
         return self._shapes[plan]
 
+    def device_draft(self) -> DeviceDraft | None:
+        plan = replace(self.plan, depth=min(self.plan.depth, self._heads))
+        static = plan.drafts and self.options.tree == "static" and plan.min_confidence == 0.0 and not self.samples
+        return StaticDraft(self, self._shape(plan)) if static else None
+
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
         for outcome in outcomes:
-            drafting = outcome.sequence.drafting
-            drafting.pop(self.key, None)
-            last = outcome.taps[self.taps[0]][-1].clone()  # of a prompt's piece, one row of many
-            drafting[f"{self.key}.hidden"] = _Known(outcome.sequence.cached, last)
+            outcome.sequence.drafting.pop(self.key, None)
+            self.know(outcome.sequence, outcome.taps[self.taps[0]][-1].clone())  # of a prompt's piece, one row of many
+
+    def know(self, sequence: Sequence, hidden: torch.Tensor) -> None:
+        """Keep the hidden state [width] of the last token that the target has seen."""
+        sequence.drafting[f"{self.key}.hidden"] = _Known(sequence.cached, hidden)
+
+    def hidden_of(self, sequence: Sequence) -> torch.Tensor | None:
+        """The hidden state before the root; until its prompt is fed a sequence has none."""
+        known: _Known | None = sequence.drafting.get(f"{self.key}.hidden")
+        return known.hidden if known is not None and known.length == len(sequence.tokens) - 1 else None
 
 
 def _unit(embedded: torch.Tensor, eps: float) -> torch.Tensor:

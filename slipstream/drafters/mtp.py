@@ -23,7 +23,7 @@ from slipstream.cache import PagedCache
 from slipstream.drafters.features import FeatureStore
 from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
-from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.head_rows import HeadRows, PagedRows
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
@@ -155,7 +155,7 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
 
     # -- one module ---------------------------------------------------------------------------------------------------
 
-    def _hidden(self, features: torch.Tensor) -> torch.Tensor:
+    def hidden(self, features: torch.Tensor) -> torch.Tensor:
         return features
 
     def _entered(
@@ -166,13 +166,16 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         joined = module.join(both.flatten(1))
         return self._normed(joined, module.input_norm), joined
 
-    def _judged(self, hidden: torch.Tensor, number: int = 0) -> torch.Tensor:
+    def judged(self, hidden: torch.Tensor, number: int = 0) -> torch.Tensor:
         return self._output(self._normed(hidden, self._modules[number].norm))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return nn.functional.rms_norm(x, weight.shape, weight, self._eps)
 
-    def _read(self, number: int, embedded: torch.Tensor, hidden: torch.Tensor, rows: PagedRows) -> torch.Tensor:
+    def layered(self, embedded: torch.Tensor, hidden: torch.Tensor, rows: HeadRows) -> torch.Tensor:
+        return self._read(0, embedded, hidden, rows)
+
+    def _read(self, number: int, embedded: torch.Tensor, hidden: torch.Tensor, rows: HeadRows) -> torch.Tensor:
         """A module's output [rows, width]; its K/V are written."""
         inputs, residual = self._entered(embedded, hidden, number)
         return self._modules[number].layer(inputs, residual, rows, self._cache.layers(self.key)[number])
@@ -209,7 +212,7 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
                 outputs.append(self._read(number + 1, embedded, hidden, rows))
             for segment, new in zip(segments, torch.cat(outputs[:-1], 1).split(sizes), strict=True):
                 self._outputs.write(segment.table, segment.committed, new)
-        return torch.cat(outputs, 1), self._judged(rows.wanted(outputs[0]))
+        return torch.cat(outputs, 1), self.judged(rows.wanted(outputs[0]))
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         super().rollback(sequence, length)
@@ -233,7 +236,7 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         output = self._read(number, self.target.embed(rows.tokens), torch.cat(before), rows)
         for growth, hidden in zip(growths, output.split([s.rows for s in segments]), strict=True):
             growth.hidden.append(hidden)
-        return self._judged(rows.wanted(output), number)
+        return self.judged(rows.wanted(output), number)
 
     @staticmethod
     def _nodes(growth: Growth, first: int) -> Segment:

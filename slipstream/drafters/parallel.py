@@ -11,7 +11,7 @@ A row without a token sees the text, the root and those before it, so a block ca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -19,13 +19,16 @@ from torch.nn import functional
 
 from slipstream import noise
 from slipstream.attention import Segment, tree_segment
+from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean, whole
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
-from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.head_rows import HeadRows, PagedRows
 from slipstream.drafters.lattice import Lattice
 from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.levels import Growth
+from slipstream.drafters.parallel_loop import ParallelLoop
 from slipstream.drafters.sequential import SequentialDrafter
+from slipstream.drafters.tree_loop import TreeDraft
 from slipstream.drafters.unroll import shifted
 from slipstream.errors import DraftFault
 from slipstream.models.linear import make_draft_linear
@@ -236,17 +239,17 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     # -- the pass -----------------------------------------------------------------------------------------------------
 
-    def _hidden(self, features: torch.Tensor) -> torch.Tensor:
+    def hidden(self, features: torch.Tensor) -> torch.Tensor:
         return self._fuse(features)
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embed_norm, hidden_norm, _ = self._norms
         return torch.cat([self._normed(embedded, embed_norm), self._normed(hidden, hidden_norm)], -1), hidden
 
-    def _judged(self, hidden: torch.Tensor) -> torch.Tensor:
+    def judged(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._output(self._normed(hidden, self._norms[2]))
 
-    def _gates(self, hidden: torch.Tensor) -> torch.Tensor:
+    def gates(self, hidden: torch.Tensor) -> torch.Tensor:
         """The layers' output [rows, width] -> by what each row multiplies the links to it, [rows, rank]."""
         return 1.0 + self._gate(self._normed(hidden, self._norms[2]))
 
@@ -270,7 +273,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
             segments = [self._unseen(growth) for growth in waiting]
             hidden = self._read(segments)
             asked = [segment.rows - segment.logits_from for segment in segments]
-            blocks = zip(self._judged(hidden).split(asked), self._gates(hidden).split(asked), strict=True)
+            blocks = zip(self.judged(hidden).split(asked), self.gates(hidden).split(asked), strict=True)
             for growth, segment, (logits, gates) in zip(waiting, segments, blocks, strict=True):
                 # Rows without a token are no rows of the sequence, whoever may share its pages.
                 segment.table.lengths[self.key] = min(segment.committed + segment.rows, growth.root_slot + 1)
@@ -287,14 +290,36 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + count) for s, count in counts]
         rows = PagedRows(segments, self.shape, self._rope, self.target.device)
         embedded, hidden, start = self.target.embed(rows.tokens), [], 0
-        for segment, fused in zip(segments, self._hidden(torch.cat(features)).split(known), strict=True):
+        for segment, fused in zip(segments, self.hidden(torch.cat(features)).split(known), strict=True):
             blanks, start = segment.rows - len(fused), start + segment.rows
             embedded[start - blanks : start] = self._masks[:blanks]
             hidden += [fused, self._blanks[:blanks]]
-        inputs, x = self._entered(embedded, torch.cat(hidden))
+        return rows.wanted(self.stacked(embedded, torch.cat(hidden), rows))
+
+    def stacked(self, embedded: torch.Tensor, hidden: torch.Tensor, rows: HeadRows) -> torch.Tensor:
+        """The layers' output for rows of embeddings and hidden states, [rows, width] each."""
+        inputs, x = self._entered(embedded, hidden)
         for number, (layer, store) in enumerate(zip(self._stack, self._cache.layers(self.key), strict=True)):
             x = layer(self._normed(x, self._stack_norms[number - 1]) if number else inputs, x, rows, store)
-        return rows.wanted(x)
+        return x
+
+    def mask(self, places: torch.Tensor) -> torch.Tensor:
+        """What stands for the embeddings of the rows without a token, the first behind the root being place 0."""
+        return self._masks[places]
+
+    @property
+    def blank(self) -> torch.Tensor:
+        """What stands for a hidden state that is not known, [width]."""
+        return self._blanks[0]
+
+    def linked(self, before: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """What tokens before change about guesses: ids [...] and gates [..., rank] -> [..., draft tokens]."""
+        return (self._links[torch.searchsorted(self.vocab, before)] * gates) @ self._pull.T
+
+    def device_draft(self) -> DeviceDraft | None:
+        plan = self.plan
+        trees = plan.drafts and plan.depth > 1 and plan.min_confidence == 0.0 and not self.samples
+        return TreeDraft(self, replace(plan, depth=min(plan.depth, self._block)), ParallelLoop) if trees else None
 
     # -- trees from a block -------------------------------------------------------------------------------------------
 
@@ -305,8 +330,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
             logits, gates = growth.hidden
             depth = growth.tree.depths[growth.fed]
             before = torch.tensor(growth.tree.tokens[growth.fed :], device=self.target.device)
-            links = self._links[torch.searchsorted(self.vocab, before)] * gates[depth]
-            levels.append(logits[depth] + links @ self._pull.T)
+            levels.append(logits[depth] + self.linked(before, gates[depth]))
         return torch.cat(levels)
 
     def _choose_level(self, growth: Growth, logits: torch.Tensor, parents: range, last: bool) -> None:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from slipstream.attention import Segment
+from slipstream.attention import Segment, Tiles
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
+from slipstream.drafters.device_draft import path_rows
 from slipstream.drafters.features import FeatureStore
 from slipstream.drafters.head_layer import PagedHeadLayer
-from slipstream.drafters.head_rows import PagedRows
+from slipstream.drafters.head_rows import HeadRows, LanedRows, PagedRows
 from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
 from slipstream.drafters.levels import Growth
+from slipstream.drafters.tree_loop import Passes, TreeDraft, TreeLoop
+from slipstream.forest import Followed
+from slipstream.lanes import LaneRows, Lanes
 from slipstream.models.rope import RopeTable
 from slipstream.sequence import Sequence
 
@@ -36,7 +40,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     # -- what a method has to say -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _hidden(self, features: torch.Tensor) -> torch.Tensor:
+    def hidden(self, features: torch.Tensor) -> torch.Tensor:
         """The target's hidden states [rows, taps * width] as the head reads them, [rows, width]."""
 
     @abstractmethod
@@ -44,7 +48,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         """Embeddings and hidden states [rows, width] -> what goes into the layer's products, and its residual."""
 
     @abstractmethod
-    def _judged(self, hidden: torch.Tensor) -> torch.Tensor:
+    def judged(self, hidden: torch.Tensor) -> torch.Tensor:
         """The layer's output [rows, width] -> logits [rows, draft tokens]."""
 
     # -- passes -------------------------------------------------------------------------------------------------------
@@ -63,7 +67,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         while waiting:
             segments = [growth.unseen(growth.sequence.table.lengths[self.key]) for growth in waiting]
             features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
-            output, logits = self._pass(segments, self._hidden(torch.cat(features)))
+            output, logits = self._pass(segments, self.hidden(torch.cat(features)))
             wanted = iter(logits.split(1))
             for growth, segment, hidden in zip(
                 waiting, segments, output.split([s.rows for s in segments]), strict=True
@@ -89,9 +93,33 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's output for all rows, and the logits of those that ask for them."""
         rows = PagedRows(segments, self.shape, self._rope, self.target.device)
-        inputs, residual = self._entered(self.target.embed(rows.tokens), hidden)
-        output = self._layer(inputs, residual, rows, self._cache.layers(self.key)[0])
-        return output, self._judged(rows.wanted(output))
+        output = self.layered(self.target.embed(rows.tokens), hidden, rows)
+        return output, self.judged(rows.wanted(output))
+
+    def layered(self, embedded: torch.Tensor, hidden: torch.Tensor, rows: HeadRows) -> torch.Tensor:
+        """The layer's output for rows of embeddings and hidden states, [rows, width] each."""
+        inputs, residual = self._entered(embedded, hidden)
+        return self._layer(inputs, residual, rows, self._cache.layers(self.key)[0])
+
+    def laned(self, rows: LaneRows, tiles: Tiles) -> LanedRows:
+        """Rows of lanes as the layer reads them."""
+        return LanedRows(rows, tiles, self.shape, self._rope, self.target.device)
+
+    @property
+    def feature_data(self) -> torch.Tensor:
+        """The store of hidden states, [pages, PAGE_SIZE, taps * width]."""
+        return self._features.data
+
+    @property
+    def feature_name(self) -> str:
+        """What the store of hidden states is called."""
+        return self._features.name
+
+    def follows(self, sequence: Sequence) -> bool:
+        return self._features.length(sequence.table) >= len(sequence.tokens) - 1
+
+    def loop_type(self) -> type[TreeLoop] | None:
+        return SequentialLoop if self.layers == 1 else None
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -109,3 +137,59 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     def rollback(self, sequence: Sequence, length: int) -> None:
         sequence.drafting.pop(self.key, None)
         self._cache.truncate(sequence.table, self.key, length)
+
+
+class FeatureLoop(TreeLoop):
+    """A loop whose model reads hidden states of the target, which are kept for it under the page tables."""
+
+    def __init__(self, drafter: SequentialDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
+        super().__init__(drafter, draft, lanes)
+        self.drafter = drafter
+        self.ids = drafter.vocab
+        self._kept = torch.arange(lanes.depth + 1, device=lanes.device)
+
+    def features(self) -> torch.Tensor:
+        """The hidden states before each of the tokens that came last, [lanes * (depth + 1), taps * width]."""
+        before = self.first_fresh - 1
+        read = self.lanes.rows(before, self._fresh).read(self.drafter.feature_data)
+        known = (before[:, None] + self._fresh).flatten() >= 0  # before the first token there are zeros
+        return torch.where(known[:, None], read, torch.zeros_like(read))
+
+    def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
+        rows = path_rows(path, self.lanes.nodes).flatten()
+        hidden = torch.cat([taps[layer][rows] for layer in self.drafter.taps], 1)
+        # Rows behind the path are no good, and are written again before anybody reads them.
+        self.lanes.rows(self.lanes.slots, self._kept).keep(self.drafter.feature_data, hidden)
+
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+        super().settle(sequence, lane, root_slot)
+        sequence.table.lengths[self.drafter.feature_name] = sequence.cached
+
+
+class SequentialLoop(FeatureLoop):
+    """One layer, level after level, on its own outputs."""
+
+    def __init__(self, drafter: SequentialDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
+        super().__init__(drafter, draft, lanes)
+        config = drafter.shape
+        self._passes = Passes(lanes, draft.widths, config.heads // config.kv_heads, lanes.depth + 1)
+        self._output: torch.Tensor  # of the level above, [lanes * width, hidden]
+
+    def begin(self) -> torch.Tensor:
+        drafter, lanes = self.drafter, self.lanes
+        rows = self._rows(*self._passes.fresh(self.first_fresh))
+        embedded = drafter.target.embed(lanes.taken.flatten())
+        self._output = self.last_fresh(drafter.layered(embedded, drafter.hidden(self.features()), rows))
+        return drafter.judged(self._output)
+
+    def follow(self, level: int, nodes: Followed) -> torch.Tensor:
+        drafter, lanes = self.drafter, self.lanes
+        rows = self._rows(*self._passes.level(level, nodes))
+        above = len(self._output) // lanes.size
+        lines = torch.arange(lanes.size, device=lanes.device)[:, None] * above + nodes.parents
+        embedded = drafter.target.embed(nodes.tokens.flatten())
+        self._output = drafter.layered(embedded, self._output[lines.flatten()], rows)
+        return drafter.judged(self._output)
+
+    def _rows(self, rows: LaneRows, tiles: Tiles) -> LanedRows:
+        return self.drafter.laned(rows, tiles)

@@ -1,115 +1,79 @@
-"""Plain decoding in bursts: several steps of a whole batch on the device, without the host.
+"""Bursts: several rounds of a whole batch on the device, without the host.
 
-Where nothing is drafted, a step asks the host for nothing that it could not know before: where K/V go, what noise the
-next choice reads, which pages a sequence may fill. So a burst lays that out once, runs its steps one after the other
-(on a GPU as replays of a captured graph), and copies all tokens to the host in one go. The host then gives each
+A round drafts, runs the target over all trees, follows the paths that it chose and moves on, all in tensors: on a GPU
+as replays of captured graphs. Plain decoding is the round whose trees are bare roots. The host lays out beforehand what
+it knows (pages, noise, temperatures), and collects the tokens one round late, while the next one runs: it gives each
 sequence its tokens up to the one that ends it, and what was computed behind an end is dropped.
 
-Steps of a burst choose what single steps choose. A batch is filled up to one of a few sizes by repeating its first
-sequence, whose twins write the same K/V to the same slots.
+Rounds choose what single steps choose. A batch is filled up to one of a few sizes with idle lanes, which work on a page
+that nobody reads.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream import noise
-from slipstream.attention import Tiles
-from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
+from slipstream import forest
+from slipstream.attention import LaneTiles
+from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.choices import choose_rows
+from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
 from slipstream.drafters.registry import AnyDrafter
-from slipstream.engine.endings import emit_run
+from slipstream.engine.endings import Taken, emit_rounds
 from slipstream.engine.scheduler import Work
 from slipstream.graphs import Graphs, bucket
+from slipstream.lanes import Lanes
 from slipstream.models.decoder import Decoder
 from slipstream.models.model import Model
 from slipstream.sequence import TARGET, Sequence
 from slipstream.verify import Match, Verifier
 
-STEPS = 16  # of a burst at most: tokens reach a stream, and prompts their turn, that much later
+PLAIN_ROUNDS = 16  # of a burst at most: tokens reach a stream, and prompts their turn, that much later
+TREE_ROUNDS = 8
+_ENDED = 8  # a burst stops where one in so many lanes has come to its end
 
 
 def make_burst(model: Model, cache: PagedCache, drafter: AnyDrafter, verifier: Verifier) -> Burst | None:
-    """Bursts, where such an engine can run them: nothing is drafted, and a pass can be captured."""
-    if isinstance(model, Decoder) and model.captures and drafter.blind and isinstance(verifier, Match):
-        return Burst(model, cache)
-    return None
+    """Bursts, where such an engine can run them: a pass can be captured, and so can drafting, if there is any."""
+    if not (isinstance(model, Decoder) and model.captures and isinstance(verifier, Match)):
+        return None
+    draft = drafter.device_draft()
+    return Burst(model, cache, drafter, draft) if drafter.blind or draft is not None else None
 
 
-class Lanes:
-    """The buffers of a burst, one lane per sequence. Each step reads them, and moves them on to the next."""
+@dataclass(frozen=True)
+class _Size:
+    """All that rounds of one size of batch need."""
 
-    def __init__(self, size: int, model: Decoder) -> None:
-        config, device = model.config, model.device
-        pages = -(-config.context // PAGE_SIZE)
-        self.tiles = Tiles.lone(size, pages, config.heads // config.kv_heads, device)
-        self.tokens = torch.zeros(size, dtype=torch.int64, device=device)  # the roots: not in the cache yet
-        self.last = torch.zeros(size, dtype=torch.int32, device=device)  # the last slot that a lane may write
-        self.stems = torch.zeros(2, size, dtype=torch.int64, device=device)  # of the samplers
-        self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
-        self.chosen = torch.zeros(STEPS, size, dtype=torch.int64, device=device)  # by step and lane
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-
-    def fill(self, sequences: list[Sequence], steps: int) -> None:
-        """Set the lanes up for the next `steps` tokens of the sequences, whose slots are reserved."""
-        size = len(self.tokens)
-        lanes = sequences + sequences[:1] * (size - len(sequences))
-        slots = np.array([s.cached for s in lanes], dtype=np.int32)
-        rooms = np.array([min(steps, s.remaining) for s in lanes], dtype=np.int32)
-        width = max(len(s.table.pages) for s in sequences)
-        tables = np.zeros((size, width), dtype=np.int32)
-        for table, sequence in zip(tables, lanes, strict=True):
-            pages = sequence.table.pages
-            table[: len(pages)] = pages
-        self.tiles.slots.copy_(torch.from_numpy(slots))
-        self.tiles.tables[:, :width].copy_(torch.from_numpy(tables))
-        self.tokens.copy_(torch.tensor([s.tokens[-1] for s in lanes]))
-        self.last.copy_(torch.from_numpy(slots + rooms - 1))
-        self.stems.copy_(noise.halves([s.sampler.stem for s in lanes]))
-        self.temperatures.copy_(torch.tensor([s.params.temperature for s in lanes]))
-        self.step.zero_()
-
-    def advance(self, chosen: torch.Tensor) -> None:
-        """Take the chosen tokens [lanes] as the next roots.
-
-        A lane that is full stays where it is, token and slot: its end is near, and its last row must stay what it is.
-        """
-        self.chosen.index_copy_(0, self.step, chosen[None])
-        self.step += 1
-        slots = self.tiles.slots
-        self.tokens.copy_(torch.where(slots < self.last, chosen, self.tokens))
-        slots.copy_(torch.minimum(slots + 1, self.last))
-
-
-class _LaneRows:
-    """The rows of one step: every lane's root."""
-
-    def __init__(self, lanes: Lanes, highest: int) -> None:
-        self.positions = lanes.tiles.slots.long()
-        self.highest = highest
-        self._pages = lanes.tiles.tables.gather(1, (self.positions // PAGE_SIZE)[:, None])[:, 0].long()
-        self._offsets = self.positions % PAGE_SIZE
-
-    def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
-        layer.both[:, self._pages, :, self._offsets] = kv.permute(2, 0, 1, 3)
+    lanes: Lanes
+    loop: DeviceLoop | None
+    tiles: LaneTiles
+    told: torch.Tensor  # int64 [rounds, lanes, 2 + depth + 1]: accepted, deepest, taken
+    number: torch.Tensor  # int64 [1]: of the next round
 
 
 class Burst:
     """Runs bursts over one model and cache."""
 
-    def __init__(self, model: Decoder, cache: PagedCache) -> None:
+    def __init__(self, model: Decoder, cache: PagedCache, drafter: AnyDrafter, draft: DeviceDraft | None) -> None:
         self._model = model
         self._cache = cache
-        self._lanes: dict[int, Lanes] = {}
+        self._drafter = drafter
+        self._draft = draft
+        self._nodes, self._depth = (draft.nodes, draft.depth) if draft else (0, 0)
+        self._scratch = max(self._nodes, draft.scratch) if draft else 0
+        self._rounds = TREE_ROUNDS if draft else PLAIN_ROUNDS
+        self._sizes: dict[int, _Size] = {}
         self.graphs = Graphs(model.device)
 
-    @staticmethod
-    def ready(work: list[Work]) -> list[Sequence]:
+    # -- what the host does before ------------------------------------------------------------------------------------
+
+    def ready(self, work: list[Work]) -> list[Sequence]:
         """The sequences of a step that a burst may take: all that decode, if it may take all of them, or none.
 
         Prompts go their own way, up to the first token. If only some of those that decode could be taken, the others
@@ -121,62 +85,165 @@ class Burst:
             if sequence.first_token_at is None:
                 continue
             plain = sequence.sampler.simple and sequence.params.logprobs is None and sequence.stops is None
-            if not plain or len(item.pending) > 1:
+            if not plain or len(item.pending) > 1 or (self._draft is not None and sequence.drafter_dropped):
                 return []
             sequences.append(sequence)
         return sequences
 
     def reserve(self, sequences: list[Sequence]) -> int:
-        """Reserve slots for as many steps as a burst may have; returns how many, 0 if the cache has no room for one.
+        """Reserve slots for as many rounds as a burst may have; returns how many, 0 if the cache has no room for one.
 
         Nobody is set aside for a burst: that is for a single step to do, when it must.
         """
-        steps = min(STEPS, max(s.remaining for s in sequences))
-        while steps:
-            rows = [s.cached + min(steps, s.remaining) for s in sequences]
+        rounds = min(self._rounds, max(s.remaining for s in sequences))
+        while rounds:
+            rows = [s.cached + rounds * (1 + self._depth) + self._scratch for s in sequences]
             pages = (-(-n // PAGE_SIZE) - len(s.table.pages) for n, s in zip(rows, sequences, strict=True))
             if sum(max(0, missing) for missing in pages) <= self._cache.available:
                 for sequence, count in zip(sequences, rows, strict=True):
                     self._cache.reserve(sequence.table, count)
-                return steps
-            steps //= 2
+                if self._draft is None or self._draft.prepare(sequences):
+                    return rounds
+                return 0
+            rounds //= 2
         return 0
 
-    def run(self, sequences: list[Sequence], steps: int) -> tuple[list[int], float]:
-        """Give each sequence its next tokens, `steps` or up to its end, and commit their K/V.
+    # -- a burst ------------------------------------------------------------------------------------------------------
+
+    def run(self, sequences: list[Sequence], rounds: int) -> tuple[list[int], float]:
+        """Give each sequence its next tokens, those of `rounds` or up to its end, and commit their K/V.
 
         Returns how many each took, and the milliseconds that the device worked.
         """
         began = time.perf_counter()
-        chosen = self._choose(sequences, steps)
+        size = self._filled(sequences)
+        told = self._tell(size, sequences, rounds)
         device_ms = 1000 * (time.perf_counter() - began)
         counts = []
-        for sequence, tokens in zip(sequences, chosen.T.tolist(), strict=True):
+        for lane, sequence in enumerate(sequences):
             start = sequence.cached
-            count = emit_run(sequence, tokens)
-            # A step writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
+            taken = [Taken(line[2 : 3 + line[0]], self._nodes, line[1]) for line in told[:, lane].tolist()]
+            count = emit_rounds(sequence, taken, self._drafter.name)
+            # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
             self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
+            if size.loop is not None:
+                root_slot = start + sum(len(t.tokens) for t in taken[:-1])
+                size.loop.settle(sequence, lane, root_slot)
             counts.append(count)
         return counts, device_ms
 
-    def _choose(self, sequences: list[Sequence], steps: int) -> npt.NDArray[np.int64]:
-        """The tokens of the next steps, [steps, sequences]."""
-        size = bucket(len(sequences))
-        if size not in self._lanes:
-            self._lanes[size] = Lanes(size, self._model)
-        lanes = self._lanes[size]
-        lanes.fill(sequences, steps)
-        sampled = not all(s.params.greedy for s in sequences)
-        for _ in range(steps):
-            self.graphs.run((size, sampled), lambda: self._step(lanes, sampled))
-        tokens: npt.NDArray[np.int64] = lanes.chosen[:steps, : len(sequences)].cpu().numpy()
-        return tokens
+    def _filled(self, sequences: list[Sequence]) -> _Size:
+        """The buffers for a batch, set up for these."""
+        count = bucket(len(sequences))
+        if count not in self._sizes:
+            self._sizes[count] = self._made(count)
+        size, draft = self._sizes[count], self._draft
+        known = [len(s.tokens) - 1 if draft is None else draft.known(s) for s in sequences]
+        size.lanes.fill(sequences, known, self._cache.idle_page)
+        if size.loop is not None:
+            size.loop.fill(sequences)
+        size.number.zero_()
+        return size
 
-    def _step(self, lanes: Lanes, sampled: bool) -> None:
-        """One step of all lanes. It takes everything from the lanes, and leaves everything there."""
-        model = self._model
-        rows = _LaneRows(lanes, model.config.context - 1)
-        x = model.embed(lanes.tokens)
-        model.run_(x, rows, model.attention_over(lanes.tiles), self._cache.layers(TARGET), range(model.config.layers))
-        logits = model.head(x)
-        lanes.advance(choose_rows(logits, lanes.stems, rows.positions + 1, lanes.temperatures, sampled=sampled))
+    def _made(self, count: int) -> _Size:
+        config, device = self._model.config, self._model.device
+        spare = self._rounds * (1 + self._depth) + self._scratch
+        lanes = Lanes(count, self._nodes, self._depth, config.context, spare, device)
+        tiles = LaneTiles(lanes.tables, 1 + self._nodes, config.heads // config.kv_heads, open_rows=self._nodes > 0)
+        told = torch.zeros(self._rounds, count, 3 + self._depth, dtype=torch.int64, device=device)
+        loop = None if self._draft is None else self._draft.loop(lanes)
+        return _Size(lanes, loop, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
+
+    def _tell(self, size: _Size, sequences: list[Sequence], rounds: int) -> npt.NDArray[np.int64]:
+        """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...]."""
+        sampled = not all(s.params.greedy for s in sequences)
+        collected = _Collected(size.told, sequences)
+        for number in range(rounds):
+            self._round(size, sampled)
+            collected.send(number)
+            # The round before this one is over by now, or soon; this one keeps the device busy meanwhile.
+            if number and _ENDED * collected.ended(number - 1) >= len(sequences):
+                return collected.all(number + 1)
+        return collected.all(rounds)
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def _round(self, size: _Size, sampled: bool) -> None:
+        lanes, loop = size.lanes, size.loop
+        if loop is not None:
+            self.graphs.run((lanes.size, sampled, "draft"), lambda: loop.draft(sampled))
+        self.graphs.run((lanes.size, sampled, "verify"), lambda: self._verify(size, sampled))
+
+    def _verify(self, size: _Size, sampled: bool) -> None:
+        """The target's pass over all trees, and the way to the next roots."""
+        model, lanes, loop = self._model, size.lanes, size.loop
+        each = 1 + lanes.nodes
+        offsets = torch.arange(each, device=lanes.device)
+        depths, bits = forest.geometry(lanes.parents, lanes.depth)
+        rows = lanes.rows(lanes.slots, offsets, depths)
+        seen = bits.flatten(0, 1) if lanes.nodes else None
+        attend = model.attention_over(size.tiles.behind(lanes.slots, seen, rows.positions))
+        x = model.embed(lanes.tokens.flatten())
+        layers, taps = range(model.config.layers), self._drafter.taps
+        tapped = model.run_(x, rows, attend, self._cache.layers(TARGET), layers, taps)
+        stems, temperatures = lanes.stems.repeat_interleave(each, 1), lanes.temperatures.repeat_interleave(each)
+        chosen = choose_rows(model.head(x), stems, rows.positions + 1, temperatures, sampled=sampled)
+        chosen = chosen.view(lanes.size, each)
+        path, accepted = forest.walk(lanes.tokens, lanes.parents, chosen, lanes.depth)
+        if lanes.nodes:
+            self._keep(lanes, path)
+        if loop is not None:
+            loop.observe(path, accepted, tapped)
+        lanes.advance(chosen, path, accepted)
+        told = torch.cat([accepted[:, None], depths.amax(1, keepdim=True), lanes.taken], 1)
+        size.told.index_copy_(0, size.number, told[None])
+        size.number.add_(1)
+
+    def _keep(self, lanes: Lanes, path: torch.Tensor) -> None:
+        """Make the rows of the accepted paths the next rows of their sequences; others stay where they are."""
+        places = torch.arange(1, lanes.depth + 1, device=lanes.device).expand_as(path)
+        nodes = torch.where(path > 0, path, places)
+        lanes.rows(lanes.slots, nodes).move(self._cache, TARGET, lanes.rows(lanes.slots, places))
+
+
+class _Collected:
+    """What rounds gave, on its way to the host: sent behind each round, read when the next one is under way."""
+
+    def __init__(self, told: torch.Tensor, sequences: list[Sequence]) -> None:
+        self._told = told
+        self._lanes = len(sequences)
+        self._cuda = told.is_cuda
+        self._host = torch.empty(told.shape, dtype=told.dtype, pin_memory=True) if self._cuda else told
+        self._events: list[torch.cuda.Event] = []
+        ends = set().union(*(s.end_ids.union(s.params.stop_token_ids or ()) for s in sequences))
+        self._ends = np.array(sorted(ends), dtype=np.int64)
+        self._left = np.array([s.remaining for s in sequences])
+        self._over = np.zeros(self._lanes, dtype=np.bool_)
+
+    def send(self, number: int) -> None:
+        """Copy what a round gave, when it is over."""
+        if self._cuda:
+            self._host[number].copy_(self._told[number], non_blocking=True)
+            self._events.append(torch.cuda.Event())
+            self._events[-1].record()
+
+    def ended(self, number: int) -> int:
+        """How many lanes have come to their ends, after round `number` and all before it."""
+        lines = self._read(number)
+        tokens, counts = lines[:, 2:], lines[:, 0] + 1
+        counted = np.arange(tokens.shape[1]) < counts[:, None]
+        self._left -= counts
+        self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
+        return int(self._over.sum())
+
+    def _read(self, number: int) -> npt.NDArray[np.int64]:
+        if self._cuda:
+            self._events[number].synchronize()
+        lines: npt.NDArray[np.int64] = self._host[number, : self._lanes].numpy()
+        return lines
+
+    def all(self, rounds: int) -> npt.NDArray[np.int64]:
+        """Everything that the first `rounds` gave."""
+        self._read(rounds - 1)
+        lines: npt.NDArray[np.int64] = self._host[:rounds, : self._lanes].numpy()
+        return lines

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from slipstream.sampling import TreeDistributions
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
+from slipstream.types import Stats
 from slipstream.verify import Verdict
 
 
@@ -33,29 +35,44 @@ def emit(sequence: Sequence, tree: TokenTree, verdict: Verdict, distributions: T
     if sequence.stats.steps:  # the first step's time belongs to the prompt
         sequence.stats.decoded += count
         sequence.stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
-    _count_depths(sequence, tree, min(count, len(verdict.nodes)))
+    deepest = max(d for d, scout in zip(tree.depths, tree.scouts, strict=True) if not scout)
+    _count(sequence.stats, tree.drafted, deepest, min(count, len(verdict.nodes)))
     return count
 
 
-def emit_run(sequence: Sequence, tokens: list[int]) -> int:
-    """The same for tokens that as many plain steps chose, one after the other; returns how many it took.
+@dataclass(frozen=True)
+class Taken:
+    """What one round on the device gave a sequence: the accepted path and the target's own token behind it."""
 
-    The sequence has emitted before, and neither a minimum length, stop strings nor logprobs: many tokens at once cost
-    little more than one.
+    tokens: list[int]
+    drafted: int  # nodes that were offered
+    deepest: int  # levels of the tree
+
+
+def emit_rounds(sequence: Sequence, rounds: list[Taken], origin: str) -> int:
+    """The same for what rounds gave one after the other; returns how many tokens the sequence took.
+
+    It has emitted before, and has neither a minimum length, stop strings nor logprobs: many tokens at once cost little
+    more than one. `origin`: the drafter of accepted tokens.
     """
-    given = tokens[: sequence.remaining]
+    stats, before = sequence.stats, len(sequence.output_ids)
     ends = sequence.end_ids.union(sequence.params.stop_token_ids or ())
-    last = None if ends.isdisjoint(given) else next(i for i, token in enumerate(given) if token in ends)
-    said = given[:last]
-    given = given if last is None else given[: last + 1]
-    count = len(given)
-    stats = sequence.stats
-    stats.steps += count
-    stats.emitted += count
-    stats.decoded += count
-    stats.origins.extend([None] * count)
-    sequence.tokens.extend(given)
-    sequence.output_ids.extend(given)
+    said: list[int] = []
+    for taken in rounds:
+        given = taken.tokens[: sequence.remaining]
+        last = None if ends.isdisjoint(given) else next(i for i, token in enumerate(given) if token in ends)
+        said += given[:last]
+        given = given if last is None else given[: last + 1]
+        accepted = min(len(given), len(taken.tokens) - 1)
+        stats.emitted += len(given)
+        stats.decoded += len(given)
+        stats.accepted += accepted
+        stats.origins.extend([origin] * accepted + [None] * (len(given) - accepted))
+        _count(stats, taken.drafted, taken.deepest, accepted)
+        sequence.tokens.extend(given)
+        sequence.output_ids.extend(given)
+        if last is not None or sequence.remaining <= 0:
+            break
     if said:
         _say(sequence, said, last=False)
     if last is not None:
@@ -65,7 +82,7 @@ def emit_run(sequence: Sequence, tokens: list[int]) -> int:
         _say(sequence, [], last=True)
     if sequence.first_token_at is not None:
         stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
-    return count
+    return len(sequence.output_ids) - before
 
 
 def _end(sequence: Sequence, token: int) -> None:
@@ -103,14 +120,13 @@ def _say(sequence: Sequence, tokens: list[int], *, last: bool, stoppable: bool =
         sequence.text += sequence.stops.flush()
 
 
-def _count_depths(sequence: Sequence, tree: TokenTree, accepted: int) -> None:
-    stats = sequence.stats
+def _count(stats: Stats, drafted: int, deepest: int, accepted: int) -> None:
+    """A step that offered so many nodes on so many levels, and of which so many were taken."""
     stats.steps += 1
-    if not tree.drafted:
+    if not drafted:
         return
     stats.drafting_steps += 1
-    stats.drafted += tree.drafted
-    deepest = max(d for d, scout in zip(tree.depths, tree.scouts, strict=True) if not scout)
+    stats.drafted += drafted
     for counts, reached in ((stats.offered_by_depth, deepest), (stats.accepted_by_depth, accepted)):
         counts.extend([0] * (deepest - len(counts)))
         for depth in range(reached):

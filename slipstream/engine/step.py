@@ -84,14 +84,23 @@ class Engine:
             return progress + (self.collect(launched) if launched else [])
 
     def _run_burst(self, burst: Burst, work: list[Work]) -> list[Progress]:
-        """Several steps at once for those that decode, if nothing stands against it."""
+        """Several rounds at once for those that decode, if nothing stands against it."""
         began = time.perf_counter()
         sequences = burst.ready(work)
-        steps = burst.reserve(sequences) if sequences else 0
-        if not steps:
-            return []
         roots = [TokenTree(sequence.tokens[-1]) for sequence in sequences]
-        counts, device_ms = burst.run(sequences, steps)
+        try:
+            rounds = burst.reserve(sequences) if sequences else 0
+            if not rounds:
+                return []
+            counts, device_ms = burst.run(sequences, rounds)
+        except Exception as error:
+            if self.drafter.blind:
+                raise
+            # Nothing has been given out, and a draft may fail: single steps go on from here.
+            log.warning("drafter %r failed on the device and goes on by the host: %s", self.drafter.name, error)
+            self.burst = None
+            self.draft_faults += 1
+            return []
         progress = [Progress(*item) for item in zip(sequences, roots, counts, strict=True)]
         for sequence in sequences:
             self.cache.share(sequence.table, TARGET, sequence.tokens)

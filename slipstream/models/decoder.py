@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from slipstream.attention import Attention, PagedAttention, Segment, Tiles, attention_over, paged_available
+from slipstream import attention
+from slipstream.attention import Attention, Segment, Tiles, attention_over, paged_available
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.models.checkpoint import Checkpoint
@@ -118,7 +119,7 @@ class Decoder(Model):
         if config.attention_softcap is not None:
             q_scale /= config.attention_softcap
         folded = 1.0 if config.qk_norm else q_scale  # a norm of q would undo a scale in front of it
-        attention = behind_norm("attn_norm")
+        entering = behind_norm("attn_norm")
 
         def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             pairs = [pairs_adjacent(part, config.head_dim) for part in (q * folded, k)]
@@ -135,9 +136,9 @@ class Decoder(Model):
         if config.post_norms:
             out = PostNorm(out, self._scaled, norm_weight("attn_post_norm").to(self.dtype))
             mlp = PostNorm(mlp, self._scaled, norm_weight("mlp_post_norm").to(self.dtype))
-        qkv = fused(*map(attention.read, "qkv"))
+        qkv = fused(*map(entering.read, "qkv"))
         return Layer(
-            qkv=self._linear(qkv, bias, attention.columns),
+            qkv=self._linear(qkv, bias, entering.columns),
             q_norm=pairs_adjacent(read("q_norm") * q_scale, config.head_dim) if config.qk_norm else None,
             k_norm=pairs_adjacent(read("k_norm"), config.head_dim) if config.qk_norm else None,
             limits=limits,
@@ -159,13 +160,13 @@ class Decoder(Model):
         """Run all rows of all segments through the layers (all of them by default), writing K/V into `store`."""
         config = self.config
         rows = Rows(segments, self.device)
-        attention = attention_over(
+        attend = attention_over(
             segments, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap
         )
         x, done = self._enter(cache, store, segments, rows)
         entered = {done - 1: x.clone()} if done - 1 in taps else {}
         which = range(done, config.layers) if layers is None else layers
-        tapped = entered | self.run_(x, rows, attention, cache.layers(store), which, taps)
+        tapped = entered | self.run_(x, rows, attend, cache.layers(store), which, taps)
         wanted = x if rows.wanted is None else x[rows.wanted]
         return PassOutput(self.head(wanted), x, tapped)
 
@@ -173,7 +174,7 @@ class Decoder(Model):
         self,
         x: torch.Tensor,
         rows: PlacedRows,
-        attention: Attention,
+        attend: Attention,
         data: Sequence[LayerStore],
         layers: Sequence[int],
         taps: Sequence[int] = (),
@@ -188,7 +189,7 @@ class Decoder(Model):
             layer = self.layers[index]
             qkv, kv = self._qkv(layer, x, turns[layer.rope])
             rows.write(data[index], kv)
-            mixed = attention(qkv, data[index], layer.window)
+            mixed = attend(qkv, data[index], layer.window)
             x.add_(layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype)))
             x.add_(layer.mlp(self._scaled(x)))
             if index in taps:
@@ -203,8 +204,8 @@ class Decoder(Model):
     def attention_over(self, tiles: Tiles) -> Attention:
         """Attention for rows that were laid out before, in buffers that stay where they are."""
         config = self.config
-        return PagedAttention(
-            (), config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap, tiles
+        return attention.over_tiles(
+            tiles, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap
         )
 
     def _enter(

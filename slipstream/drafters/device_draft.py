@@ -1,0 +1,60 @@
+"""Drafting for lanes: what a drafter does where a whole round runs on the device and the host looks away."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+
+import torch
+
+from slipstream.lanes import Lanes
+from slipstream.sequence import Sequence
+
+
+class DeviceLoop(ABC):
+    """A drafter's part of a round, for lanes of one size. Tensors alone: it asks the host for nothing."""
+
+    @abstractmethod
+    def fill(self, sequences: Seq[Sequence]) -> None:
+        """Take what the host keeps for the sequences, before the first round."""
+
+    @abstractmethod
+    def draft(self, sampled: bool) -> None:
+        """Write the trees below the roots into the lanes. `sampled`: whether any lane is not greedy."""
+
+    @abstractmethod
+    def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
+        """Keep what the target's pass said of the accepted path, before the lanes move on.
+
+        path [lanes, depth]: the nodes, 0 behind the end; accepted [lanes]: how many; taps [lanes * (1 + nodes), width].
+        """
+
+    @abstractmethod
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+        """The host looks again: tell it what is kept. `root_slot`: where the root of the last round was."""
+
+
+class DeviceDraft(ABC):
+    """What a drafter drafts for lanes: trees of one shape."""
+
+    nodes: int  # of a tree, the root not counted
+    depth: int  # levels of a tree
+    scratch: int  # rows behind a root that drafting may write
+
+    @abstractmethod
+    def prepare(self, sequences: Seq[Sequence]) -> bool:
+        """Bring the drafter up to the sequences' roots; False where that cannot be done for all of them."""
+
+    def known(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence the drafter need not be told: all, or at most `depth` less, before the root."""
+        return len(sequence.tokens) - 1
+
+    @abstractmethod
+    def loop(self, lanes: Lanes) -> DeviceLoop:
+        """The drafter's part of rounds of these lanes."""
+
+
+def path_rows(path: torch.Tensor, nodes: int) -> torch.Tensor:
+    """The rows of a pass that the roots and the paths below them had, [lanes, 1 + depth]; 1 + `nodes` rows a lane."""
+    first = torch.arange(len(path), device=path.device)[:, None] * (1 + nodes)
+    return first + torch.nn.functional.pad(path, (1, 0))

@@ -1,0 +1,81 @@
+"""Medusa's heads and their static tree on the device: one pass of the heads, and every node has its place already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+import torch
+
+from slipstream import forest, noise
+from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop, path_rows
+from slipstream.drafters.static_tree import RANKS, StaticTree
+from slipstream.lanes import Lanes
+from slipstream.sequence import Sequence
+
+if TYPE_CHECKING:
+    from slipstream.drafters.medusa import MedusaDrafter
+
+
+class StaticDraft(DeviceDraft):
+    """Trees of one static shape."""
+
+    scratch = 0
+
+    def __init__(self, drafter: MedusaDrafter, shape: StaticTree) -> None:
+        self._drafter = drafter
+        self.parents = [0]  # of the nodes, the root first
+        self.ranks: list[int] = []  # of the nodes below the root
+        self.depths = [0]
+        for parent, rank, _ in shape.nodes:
+            self.parents.append(parent)
+            self.ranks.append(rank)
+            self.depths.append(self.depths[parent] + 1)
+        self.nodes = len(self.ranks)
+        self.depth = max(self.depths)
+
+    def prepare(self, sequences: Seq[Sequence]) -> bool:
+        return all(self._drafter.hidden_of(sequence) is not None for sequence in sequences)
+
+    def loop(self, lanes: Lanes) -> StaticLoop:
+        return StaticLoop(self._drafter, self, lanes)
+
+
+class StaticLoop(DeviceLoop):
+    """The heads for lanes of one size."""
+
+    def __init__(self, drafter: MedusaDrafter, draft: StaticDraft, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self._drafter = drafter
+        device, config = lanes.device, drafter.target.config
+        self._hidden = torch.zeros(lanes.size, config.hidden_size, dtype=drafter.target.dtype, device=device)
+        lanes.parents.copy_(torch.tensor(draft.parents, device=device).expand_as(lanes.parents))
+        levels = torch.tensor(draft.depths[1:], device=device) - 1
+        self._choices = levels * RANKS + torch.tensor(draft.ranks, device=device)  # of the nodes
+        self._levels = torch.arange(draft.depth, device=device)
+
+    def fill(self, sequences: Seq[Sequence]) -> None:
+        hidden = [self._drafter.hidden_of(sequence) for sequence in sequences]
+        self._hidden[: len(sequences)] = torch.stack([row for row in hidden if row is not None])
+
+    def draft(self, sampled: bool) -> None:
+        lanes, drafter, levels = self.lanes, self._drafter, len(self._levels)
+        logits = drafter.guesses(self._hidden, lanes.tokens[:, 0], levels).flatten(0, 1)
+        warmth = self._warmth() if sampled else None
+        _, indices = forest.likeliest(logits, min(RANKS, logits.shape[1]), warmth)
+        choices = torch.nn.functional.pad(indices, (0, RANKS - indices.shape[1])).view(lanes.size, levels * RANKS)
+        lanes.tokens[:, 1:] = drafter.vocab[choices[:, self._choices]]
+
+    def _warmth(self) -> forest.Warmth:
+        """The target's noise of every level's position."""
+        lanes, levels = self.lanes, len(self._levels)
+        positions = (lanes.slots[:, None] + 1 + self._levels).flatten()
+        keys = noise.fold(noise.fold(lanes.stems.repeat_interleave(levels, 1), positions), noise.MATCH)
+        return forest.Warmth(lanes.temperatures.repeat_interleave(levels), keys, self._drafter.vocab)
+
+    def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
+        last = path_rows(path, self.lanes.nodes).gather(1, accepted[:, None])[:, 0]
+        self._hidden.copy_(taps[self._drafter.taps[0]][last])
+
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+        self._drafter.know(sequence, self._hidden[lane].clone())

@@ -1,0 +1,151 @@
+"""Trees that grow level by level on the device, for all lanes at once: `levels.py` where no host looks at a tree.
+
+Which nodes a level adds, which of them are followed and which are offered is decided alike, so the trees are the same
+up to rounding, and up to one thing: a level is always followed by as many nodes as it may be, likely or not.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+from slipstream import forest, noise
+from slipstream.attention import LaneTiles, Tiles
+from slipstream.drafters.base import Wish
+from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.levels import GrowingDrafter
+from slipstream.lanes import LaneRows, Lanes
+from slipstream.sequence import Sequence
+from slipstream.types import Plan
+
+
+class TreeDraft(DeviceDraft):
+    """Trees of one plan, by a drafter that grows them."""
+
+    def __init__(self, drafter: GrowingDrafter[Any], plan: Plan, kind: type[TreeLoop]) -> None:
+        self._drafter = drafter
+        self._kind = kind
+        self.depth = plan.depth if plan.branch > 1 else min(plan.depth, plan.nodes)
+        self.branch = plan.branch
+        self.widths = [1]
+        widest = 1 if plan.branch == 1 else max(plan.branch, plan.nodes // max(1, plan.depth))
+        for _ in range(self.depth - 1):
+            self.widths.append(min(widest, self.widths[-1] * plan.branch))
+        self.nodes = min(plan.nodes, sum(self.widths) * plan.branch)
+        self.scratch = max(self.nodes, 2 * self.depth, sum(self.widths))
+
+    def prepare(self, sequences: Seq[Sequence]) -> bool:
+        drafter = self._drafter
+        behind = [s for s in sequences if self.known(s) + self.depth < len(s.tokens) - 1]
+        growths = [drafter._start(Wish(s, drafter.plan)) for s in behind]
+        rows = drafter._catch_up(growths) if growths else []
+        for sequence in behind:
+            sequence.drafting.pop(drafter.key, None)
+        return all(row is not None for row in rows) and all(map(drafter.follows, sequences))
+
+    def known(self, sequence: Sequence) -> int:
+        return min(sequence.table.lengths.get(self._drafter.key, 0), len(sequence.tokens) - 1)
+
+    def loop(self, lanes: Lanes) -> TreeLoop:
+        return self._kind(self._drafter, self, lanes)
+
+
+class TreeLoop(DeviceLoop):
+    """Grows trees. What a kind of model does is left open."""
+
+    def __init__(self, drafter: GrowingDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self._draft = draft
+        self._key = drafter.key
+        self._pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device)
+        self._fresh = torch.arange(lanes.depth + 1, device=lanes.device)
+
+    # -- what a kind of model has to say ------------------------------------------------------------------------------
+
+    ids: torch.Tensor  # int64 [tokens]: the target's names of the tokens that logits speak of
+
+    @abstractmethod
+    def begin(self) -> torch.Tensor:
+        """Feed what came last, up to the roots; logits [lanes, tokens] behind these."""
+
+    @abstractmethod
+    def follow(self, level: int, nodes: forest.Followed) -> torch.Tensor:
+        """Logits [lanes * width, tokens] behind the nodes of a level; the level below the root is 1."""
+
+    # -- growing ------------------------------------------------------------------------------------------------------
+
+    def fill(self, sequences: Seq[Sequence]) -> None:
+        """All is in the pages."""
+
+    def draft(self, sampled: bool) -> None:
+        pool, lanes = self._pool, self.lanes
+        nodes, logits = pool.begin(), self.begin()
+        for level, width in enumerate(pool.widths):
+            warmth = self._warmth(level, width) if sampled else None
+            scores, indices = forest.likeliest(logits, self._draft.branch, warmth)
+            pool.add(level, nodes, scores, self.ids[indices])
+            if level + 1 < len(pool.widths):
+                nodes = pool.follow(level)
+                logits = self.follow(level + 1, nodes)
+        tokens, parents = pool.best(lanes.nodes)
+        lanes.tokens[:, 1:] = tokens
+        lanes.parents[:, 1:] = parents
+
+    def _warmth(self, level: int, width: int) -> forest.Warmth:
+        """Behind the nodes of a level: the target's noise of the position below them."""
+        lanes = self.lanes
+        keys = noise.fold(noise.fold(lanes.stems, lanes.slots + level + 1), noise.MATCH)
+        return forest.Warmth(lanes.temperatures.repeat_interleave(width), keys.repeat_interleave(width, 1), self.ids)
+
+    @property
+    def first_fresh(self) -> torch.Tensor:
+        """Slots of the first tokens that came last, [lanes]."""
+        return self.lanes.slots - self.lanes.accepted
+
+    def last_fresh(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of rows [lanes * (depth + 1), ...] of what came last, those of the roots, [lanes, ...]."""
+        first = torch.arange(self.lanes.size, device=rows.device) * len(self._fresh)
+        return rows[first + self.lanes.accepted]
+
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+        # Rows behind the last root were made of guesses; those up to it were made of what the target took.
+        sequence.table.lengths[self._key] = min(root_slot + 1, sequence.cached)
+
+
+class Passes:
+    """The rows of each pass that a loop makes of a model with K/V: what came last, then a level after the other."""
+
+    def __init__(self, lanes: Lanes, widths: Seq[int], group: int, fresh: int) -> None:
+        """`fresh`: rows of the first pass, a chain; `group`: query heads that share a KV head."""
+        self._lanes = lanes
+        device = torch.device(lanes.device)
+        columns = sum(widths)
+        self._chain = LaneTiles(lanes.tables, fresh, group)
+        self._fresh = torch.arange(fresh, device=device)
+        self._levels = []
+        earlier = 1
+        for level, width in enumerate(widths[1:], 1):
+            tiles = LaneTiles(lanes.tables, width, group, earlier=earlier, open_rows=True)
+            offsets = torch.arange(earlier, earlier + width, device=device)
+            depths = torch.full((width,), level, device=device)
+            self._levels.append((tiles, offsets, depths, forest.own_bits(earlier, width, columns, device)))
+            earlier += width
+        self._root_bits = forest.own_bits(0, 1, columns, device).expand(lanes.size, 1, -1)
+        self._bits = self._root_bits
+
+    def fresh(self, first: torch.Tensor) -> tuple[LaneRows, Tiles]:
+        """The rows from slots `first` [lanes] on."""
+        self._bits = self._root_bits
+        return self._lanes.rows(first, self._fresh), self._chain.behind(first)
+
+    def level(self, level: int, nodes: forest.Followed) -> tuple[LaneRows, Tiles]:
+        """The rows of the nodes that are followed in a level; levels come in their order."""
+        tiles, offsets, depths, own = self._levels[level - 1]
+        above = nodes.parents[..., None].expand(-1, -1, own.shape[1])
+        self._bits = self._bits.gather(1, above) | own
+        slots = self._lanes.slots
+        rows = self._lanes.rows(slots, offsets, depths)
+        return rows, tiles.behind(slots, self._bits.flatten(0, 1), rows.positions)

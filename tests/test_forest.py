@@ -1,0 +1,140 @@
+"""Trees as arrays: what is done with them on a device is what the host does with its own trees."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream import forest, noise
+from slipstream.forest import Followed, Pool, Warmth
+from slipstream.tree import TokenTree
+from tests.interpreted import interpreted
+
+KERNELS = """
+import torch
+from slipstream import forest, forest_kernels as kernels
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+
+for lanes, nodes, levels in ((1, 1, 0), (3, 12, 4), (2, 64, 6), (2, 70, 9)):
+    parents = torch.stack([torch.tensor([0] + [int(torch.randint(0, n, ())) for n in range(1, nodes)])] * lanes)
+    depths, _ = forest.geometry(parents, nodes)
+    parents = torch.where(depths > levels, 0, parents)  # no deeper than that
+    for mine, theirs in zip(kernels.geometry(parents.to(device), levels), forest.geometry(parents, levels)):
+        assert mine.cpu().equal(theirs)
+    tokens, chosen = torch.randint(0, 3, (lanes, nodes)), torch.randint(0, 3, (lanes, nodes))
+    wanted = forest.walk(tokens, parents, chosen, levels)
+    for mine, theirs in zip(kernels.walk(tokens.to(device), parents.to(device), chosen.to(device), levels), wanted):
+        assert mine.cpu().equal(theirs)
+
+for rows, size, count in ((1, 4, 4), (3, 40, 10), (2, 300, 63)):
+    scores = torch.randint(-30, 0, (rows, size)).float()  # many are equal
+    assert kernels.highest(scores.to(device), count).cpu().equal(forest.highest(scores, count))
+    whole = torch.zeros(rows, 2 * size)
+    whole[:, :size] = scores
+    assert kernels.highest(whole[:, :size].to(device), count).cpu().equal(forest.highest(scores, count))
+
+for rows, size, count in ((1, 8, 3), (3, 100, 4), (2, 1000, 10)):
+    logits = 4 * torch.randn(rows, size)
+    keys, ids = torch.randint(0, 2**32, (2, rows)), torch.randperm(50_000)[:size].sort().values
+    for warmth in (None, forest.Warmth(torch.tensor([0.7, 0.0, 1.3])[:rows], keys, ids)):
+        wanted = forest.likeliest(logits, count, warmth)
+        on_device = warmth and forest.Warmth(*(part.to(device) for part in (warmth.temperatures, keys, ids)))
+        found = kernels.likeliest(logits.to(device), count, on_device)
+        assert found[1].cpu().equal(wanted[1])
+        assert (found[0].cpu() - wanted[0]).abs().max() < 1e-4
+"""
+
+
+def test_the_kernels_do_what_the_plain_operations_do() -> None:
+    interpreted(KERNELS)
+
+
+@st.composite
+def trees(draw: st.DrawFn, nodes: int = 40) -> list[int]:
+    """Parents of a tree's nodes, the root's own first."""
+    count = draw(st.integers(1, nodes))
+    return [0, *(draw(st.integers(0, node - 1)) for node in range(1, count))]
+
+
+def as_tree(parents: list[int], tokens: list[int]) -> TokenTree:
+    tree = TokenTree(tokens[0])
+    for parent, token in zip(parents[1:], tokens[1:], strict=True):
+        tree.add(parent, token)
+    return tree
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees())
+def test_geometry_is_that_of_the_tree(parents: list[int]) -> None:
+    tree = as_tree(parents, list(range(len(parents))))  # no two tokens alike, so that no two nodes are one
+    depths, bits = forest.geometry(torch.tensor([parents]), max(tree.depths))
+    assert depths[0].tolist() == list(tree.depths)
+    columns = torch.arange(len(parents))
+    seen = (bits[0][:, columns // 32].long() >> (columns % 32)) & 1
+    assert seen.bool().equal(torch.from_numpy(tree.ancestor_mask()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees(), st.randoms(use_true_random=False))
+def test_the_walk_follows_the_choices_as_far_as_there_are_children(parents: list[int], chance: random.Random) -> None:
+    tree = as_tree(parents, chance.sample(range(1000), len(parents)))
+    levels = max(tree.depths)
+    chosen, wanted, node = [1000] * len(parents), [], 0  # what nobody guessed
+    while tree.children(node) and chance.random() < 0.8:
+        child = chance.choice(tree.children(node))
+        chosen[node] = tree.tokens[child]
+        wanted.append(child)
+        node = child
+    tokens = torch.tensor([tree.tokens])
+    path, counts = forest.walk(tokens, torch.tensor([parents]), torch.tensor([chosen]), levels)
+    assert counts.tolist() == [len(wanted)]
+    assert path[0].tolist() == wanted + [0] * (levels - len(wanted))
+
+
+def test_a_pool_offers_the_likeliest_nodes_and_their_parents() -> None:
+    torch.manual_seed(1)
+    lanes, branch, widths = 3, 4, [1, 4, 5]
+    pool = Pool(lanes, widths, branch, "cpu")
+    nodes = pool.begin()
+    grown: list[list[tuple[float, int, int]]] = [[] for _ in range(lanes)]  # (score, place of the parent, token)
+    for level, width in enumerate(widths):
+        logs = torch.log_softmax(2 * torch.randn(lanes * width, branch), -1)
+        logs[:, 0] = 0.0  # sure: as likely as its parent, which has to come first all the same
+        tokens = torch.randint(0, 1000, (lanes * width, branch))
+        pool.add(level, nodes, logs, tokens)
+        for lane in range(lanes):
+            for place, score, line in zip(
+                nodes.places[lane].tolist(),
+                nodes.scores[lane].tolist(),
+                range(lane * width, (lane + 1) * width),
+                strict=True,
+            ):
+                grown[lane] += [
+                    (score + log, place, token)
+                    for log, token in zip(logs[line].tolist(), tokens[line].tolist(), strict=True)
+                ]
+        if level + 1 < len(widths):
+            nodes = pool.follow(level)
+            assert isinstance(nodes, Followed) and nodes.places.shape == (lanes, widths[level + 1])
+    tokens, parents = pool.best(12)
+    for lane in range(lanes):
+        order = sorted(range(len(grown[lane])), key=lambda place: (-round(grown[lane][place][0], 5), place))[:12]
+        numbers = {0: 0} | {place + 1: number for number, place in enumerate(sorted(order), 1)}
+        wanted = [(grown[lane][p][2], numbers[grown[lane][p][1]]) for p in sorted(order)]
+        assert list(zip(tokens[lane].tolist(), parents[lane].tolist(), strict=True)) == wanted
+
+
+def test_noise_is_read_by_the_names_of_the_tokens() -> None:
+    torch.manual_seed(2)
+    key, ids = noise.key(3, 0, 17, noise.MATCH), torch.tensor([4, 9, 30, 31, 77])
+    logits = torch.randn(1, 5)
+    warmth = Warmth(torch.tensor([0.8]), noise.halves([key]), ids)
+    scores, indices = forest.likeliest(logits, 5, warmth)
+    drawn = (logits[0] / 0.8).double() + noise.gumbel(key, ids)
+    assert indices[0].tolist() == drawn.argsort(descending=True).tolist()
+    assert torch.allclose(scores[0].double(), torch.log_softmax(drawn, 0)[indices[0]], atol=1e-5)

@@ -1,0 +1,157 @@
+"""Rounds on the device draft, verify and commit what the host's steps do. Here on a CPU: called instead of captured."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.cache import PAGE_SIZE
+from slipstream.drafters.device_draft import DeviceLoop
+from slipstream.engine.burst import TREE_ROUNDS, make_burst
+from slipstream.models.decoder import Decoder
+from slipstream.types import Output
+from slipstream.verify import Match, Rejection
+from tests.heads import random_head
+from tests.laned import burst_on_cpu
+from tests.tiny import tiny_llm
+
+# Methods that draft on the device, with the options under which random heads are right often enough to see it.
+TREES: dict[str, dict[str, Any]] = {
+    "eagle3": {"depth": 4, "nodes": 40, "branch": 12},
+    "mtp": {"depth": 4, "nodes": 40, "branch": 12},
+    "parallel": {"depth": 4, "nodes": 40, "branch": 12},
+    "draft_model": {"depth": 4, "nodes": 40, "branch": 12},
+    "medusa": {"depth": 3, "nodes": 40},
+}
+CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES if name != "medusa"}
+CASES = [(name, options) for group in (TREES, CHAINS) for name, options in group.items()]
+
+
+def asked(count: int = 5, longest: int = 200) -> list[list[int]]:
+    chooser = random.Random(count)
+    return [[chooser.randrange(97) for _ in range(chooser.randrange(1, longest))] for _ in range(count)]
+
+
+def drafting_llm(name: str, options: dict[str, Any], **engine: Any) -> LLM:
+    llm = tiny_llm(**{"context": 300, "characters": True, **engine})
+    llm.use({"method": name, "checkpoint": str(random_head(name)), **options})
+    return llm
+
+
+def story(output: Output) -> list[str | None]:
+    """Where the tokens came from. Near the end of an answer the host drafts less deep, and so another tree."""
+    return output.stats.origins[:-8]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=lambda case: str(case))
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_rounds_say_what_plain_steps_say_and_accept_what_the_hosts_do(
+    name: str, options: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = [SamplingParams(temperature=temperature, seed=i, max_tokens=40 + 7 * i) for i in range(5)]
+    plain = tiny_llm(context=300, characters=True).generate(asked(), how)
+    by_host = drafting_llm(name, options).generate(asked(), how)
+    llm = burst_on_cpu(drafting_llm(name, options), monkeypatch)
+    rounds = 0
+    assert llm.engine.burst is not None
+    original = llm.engine.burst._verify
+
+    def verify(*args: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+        original(*args)
+
+    monkeypatch.setattr(llm.engine.burst, "_verify", verify)
+    by_device = llm.generate(asked(), how)
+    assert rounds > 10 and llm.engine.draft_faults == 0
+    for one, host, device in zip(plain, by_host, by_device, strict=True):
+        assert device.token_ids == one.token_ids
+        assert device.text == one.text
+        assert story(device) == story(host)
+    assert sum(output.stats.accepted for output in by_device) > (0 if options.get("branch") == 1 else 10)
+    assert llm.cache.available == llm.cache.capacity
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_ends_pages_and_other_choices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EOS inside an accepted run, the end of the context, several choices, a batch that is filled up."""
+    prompts = [*asked(3, 60), [5] * 120, [6] * 127]
+    how = [
+        *(SamplingParams(temperature=1.0, seed=i, max_tokens=60, stop_token_ids=[11, 12]) for i in range(2)),
+        SamplingParams(n=3, temperature=0.8, seed=9, max_tokens=30),
+        *(SamplingParams(temperature=0.0) for _ in range(2)),
+    ]
+    plain = tiny_llm(context=160, characters=True, eos=5).generate(prompts, how)
+    llm = tiny_llm(context=160, characters=True, eos=5)
+    llm.use({"method": name, "checkpoint": str(random_head(name)), **TREES[name]})
+    given = burst_on_cpu(llm, monkeypatch).generate(prompts, how)
+    for one, other in zip(plain, given, strict=True):
+        for left, right in zip(one.outputs, other.outputs, strict=True):
+            assert (left.token_ids, left.finish_reason) == (right.token_ids, right.finish_reason)
+    assert llm.cache.available == llm.cache.capacity
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_pages_that_rounds_filled_hold_the_right_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another request begins with an answer that rounds wrote: K/V of the target and of the drafter are read again."""
+    llm = burst_on_cpu(drafting_llm(name, TREES[name]), monkeypatch)
+    prompt, how = asked(1)[0][:100], SamplingParams(temperature=0.7, seed=3, max_tokens=100)
+    answer = llm.generate([prompt], how)[0].token_ids
+    told = [*prompt, *answer, 1, 2, 3]
+    table = llm.cache.open(told)
+    assert len(table.pages) == (len(prompt) + len(answer) - 1) // PAGE_SIZE >= 1
+    llm.cache.release(table)
+    fresh = drafting_llm(name, TREES[name]).generate([told], how)[0]
+    again = llm.generate([told], how)[0]
+    assert again.token_ids == fresh.token_ids
+    assert again.stats.accepted == fresh.stats.accepted, "the drafter read other rows"
+
+
+def test_a_broken_loop_leaves_the_requests_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = burst_on_cpu(drafting_llm("eagle3", TREES["eagle3"]), monkeypatch)
+    wanted = tiny_llm(context=300, characters=True).generate(asked(), SamplingParams(seed=2, max_tokens=30))
+
+    def broken(self: DeviceLoop, sampled: bool) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr("slipstream.drafters.tree_loop.TreeLoop.draft", broken)
+    given = llm.generate(asked(), SamplingParams(seed=2, max_tokens=30))
+    assert [o.token_ids for o in given] == [o.token_ids for o in wanted]
+    assert llm.engine.burst is None and llm.engine.draft_faults == 1
+
+
+def test_a_loop_whose_numbers_are_not_finite_spoils_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = burst_on_cpu(drafting_llm("eagle3", TREES["eagle3"]), monkeypatch)
+    drafter: Any = llm.engine.drafter
+    monkeypatch.setattr(drafter, "judged", lambda hidden: torch.full((len(hidden), 61), float("nan")))
+    how = SamplingParams(seed=2, max_tokens=30)
+    wanted = tiny_llm(context=300, characters=True).generate(asked(), how)
+    assert [o.token_ids for o in llm.generate(asked(), how)] == [o.token_ids for o in wanted]
+
+
+def test_a_stream_gets_several_rounds_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = burst_on_cpu(drafting_llm("medusa", TREES["medusa"]), monkeypatch)
+    how = SamplingParams(temperature=0.9, seed=4, max_tokens=60)
+    deltas = list(llm.stream([5, 6, 7], how))
+    wanted = tiny_llm(context=300, characters=True).generate([[5, 6, 7]], how)[0]
+    assert [t for d in deltas for t in d.token_ids] == wanted.token_ids
+    assert max(len(d.token_ids) for d in deltas) >= TREE_ROUNDS
+
+
+def test_what_cannot_be_done_in_one_shape_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm(context=300, characters=True)
+    monkeypatch.setattr(Decoder, "captures", True)
+    odd: list[dict[str, Any]] = [{"min_confidence": 0.1}, {"depth": 0}, {"draw": "sample"}]
+    for options in ({}, *odd):
+        llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3")), "nodes": 16, **options})
+        drafter = llm.engine.drafter
+        assert (make_burst(llm.model, llm.cache, drafter, Match()) is not None) == (options == {}), options
+        assert make_burst(llm.model, llm.cache, drafter, Rejection()) is None
+    llm.use({"method": "medusa", "checkpoint": str(random_head("medusa")), "tree": "dynamic"})
+    assert llm.engine.burst is None
+    llm.use({"method": "mtp", "checkpoint": str(random_head("mtp", modules=2)), "nodes": 16})
+    assert llm.engine.burst is None
