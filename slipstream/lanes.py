@@ -92,6 +92,7 @@ class LaneRows:
         self.highest = lanes.highest
         self._pages = lanes.tables.gather(1, slots.clamp_min(0) // PAGE_SIZE).flatten().long()
         self._offsets = (slots % PAGE_SIZE).flatten()
+        self.places = None if lanes.device == "cpu" else (self._pages, self._offsets)
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
         """Put k and v [2, kv heads, rows, size] into one layer."""

@@ -33,6 +33,8 @@ ORDER = [
     "attention",
     "graphs",
     "lanes",
+    "pass_kernels",
+    "passing",
     "models",
     "drafters",
     "policy",

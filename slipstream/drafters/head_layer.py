@@ -10,11 +10,12 @@ from torch.nn import functional
 
 from slipstream.cache import LayerStore
 from slipstream.drafters.head_rows import HeadRows
-from slipstream.fused import gated, turned
+from slipstream.fused import gated, runs_fused, turned
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import make_draft_linear
-from slipstream.models.rope import inverse_frequencies, rotate_
+from slipstream.models.linear import PlainLinear, add_product, make_draft_linear
+from slipstream.models.rope import inverse_frequencies
 from slipstream.models.unfold import PlainLayer
+from slipstream.passing import Late, late_gate
 
 
 class HeadLayer(nn.Module):
@@ -129,14 +130,13 @@ class PagedHeadLayer:
 
     def __call__(self, inputs: torch.Tensor, residual: torch.Tensor, rows: HeadRows, store: LayerStore) -> torch.Tensor:
         """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""
-        config = self._config
-        qkv = self._qkv(inputs)
-        rotate_(qkv, rows.turns)
-        count, width = qkv.shape
-        size, kv_heads = config.head_dim, config.kv_heads
-        shape, strides = (2, kv_heads, count, size), (kv_heads * size, size, width, 1)
-        rows.write(store, qkv.as_strided(shape, strides, config.heads * size))
-        mixed = rows.attend(qkv, store)
-        x = residual + self._out(mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype))
-        normed = functional.rms_norm(x, self._ones.shape, self._ones, config.norm_eps)
+        mixed = rows.mix(self._qkv(inputs), store)
+        mixed = mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype)
+        if isinstance(self._out, PlainLinear) and runs_fused(inputs):
+            x = self._out.onto(residual, mixed)
+            late = Late(x, self._config.norm_eps * x.shape[1], x.shape[1] ** 0.5)
+            add_product(x, self._down, late_gate(self._gate_up(x), late))
+            return x
+        x = residual + self._out(mixed)
+        normed = functional.rms_norm(x, self._ones.shape, self._ones, self._config.norm_eps)
         return x.add_(self._down(gated(self._gate_up(normed))))

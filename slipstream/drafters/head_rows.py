@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from slipstream import attention
-from slipstream.attention import Segment, Tiles, attention_over
+from slipstream.attention import Attention, Segment, Tiles, attention_over
 from slipstream.cache import LayerStore
 from slipstream.lanes import LaneRows
 from slipstream.models.config import ModelConfig
-from slipstream.models.decoder import Rows
-from slipstream.models.rope import RopeTable
+from slipstream.models.decoder import PlacedRows, Rows
+from slipstream.models.rope import RopeTable, rotate_
+from slipstream.passing import turn_and_keep
 
 
-class HeadRows(Protocol):
+class HeadRows:
     """Everything about a pass that does not depend on the layer."""
 
-    turns: torch.Tensor  # complex [rows, width of qkv / 2]
+    def __init__(self, rows: PlacedRows, attend: Attention, config: ModelConfig, rope: RopeTable) -> None:
+        self._placed = rows
+        self._attend = attend
+        self._config = config
+        self._turns = rope.at(rows.positions, rows.highest)  # complex [rows, size / 2]
+        if rows.places is None:
+            turns = self._turns.repeat(1, config.heads + config.kv_heads)
+            self._all_turns = functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)  # not v
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of [rows, width], the rows whose logits are asked for."""
-        ...
+        return hidden
 
-    def write(self, store: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] where the rows lie."""
-        ...
+    def mix(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
+        """Attention: [rows, width of qkv] -> [rows, heads * size]. K and V go where the rows lie."""
+        rows, config = self._placed, self._config
+        if rows.places is not None:
+            turn_and_keep(qkv, self._turns, store.both, rows.places, config.heads, None)
+        else:
+            rotate_(qkv, self._all_turns)
+            count, width = qkv.shape
+            size, kv_heads = config.head_dim, config.kv_heads
+            shape, strides = (2, kv_heads, count, size), (kv_heads * size, size, width, 1)
+            rows.write(store, qkv.as_strided(shape, strides, config.heads * size))
+        return self._attend(qkv, store, None)
 
-    def attend(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
-        """[rows, width of qkv] -> [rows, heads * size]."""
-        ...
 
-
-def _turns(rope: RopeTable, positions: torch.Tensor, highest: int, config: ModelConfig) -> torch.Tensor:
-    turns = rope.at(positions, highest).repeat(1, config.heads + config.kv_heads)
-    return functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)  # v is not turned
-
-
-class PagedRows:
+class PagedRows(HeadRows):
     """Rows that the host has laid out."""
 
     def __init__(self, segments: Sequence[Segment], config: ModelConfig, rope: RopeTable, device: str) -> None:
         self._rows = Rows(segments, device)
-        self._attention = attention_over(segments, config.heads, config.kv_heads, config.head_dim, device)
-        self.turns = _turns(rope, self._rows.positions, self._rows.highest, config)
+        attend = attention_over(segments, config.heads, config.kv_heads, config.head_dim, device)
+        super().__init__(self._rows, attend, config, rope)
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -56,26 +63,10 @@ class PagedRows:
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden if self._rows.wanted is None else hidden[self._rows.wanted]
 
-    def write(self, store: LayerStore, kv: torch.Tensor) -> None:
-        self._rows.write(store, kv)
 
-    def attend(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
-        return self._attention(qkv, store, None)
-
-
-class LanedRows:
+class LanedRows(HeadRows):
     """Rows of lanes, laid out on the device. All logits are wanted."""
 
     def __init__(self, rows: LaneRows, tiles: Tiles, config: ModelConfig, rope: RopeTable, device: str) -> None:
-        self._rows = rows
-        self._attention = attention.over_tiles(tiles, config.heads, config.kv_heads, config.head_dim, device)
-        self.turns = _turns(rope, rows.positions, rows.highest, config)
-
-    def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
-
-    def write(self, store: LayerStore, kv: torch.Tensor) -> None:
-        self._rows.write(store, kv)
-
-    def attend(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
-        return self._attention(qkv, store, None)
+        attend = attention.over_tiles(tiles, config.heads, config.kv_heads, config.head_dim, device)
+        super().__init__(rows, attend, config, rope)

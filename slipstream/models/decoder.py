@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,13 +22,15 @@ from slipstream.attention import Attention, Segment, Tiles, attention_over, page
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.config import ModelConfig
 from slipstream.models.fingerprint import Fingerprint
-from slipstream.models.linear import Linear, make_linear
-from slipstream.models.mlp import MLP, BehindNorm, make_mlp
+from slipstream.models.linear import Linear, add_product, make_linear
+from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.norm import PostNorm, UnitNorm
 from slipstream.models.quantized import Int8Linear, Int8Matrix, quantized_linear
-from slipstream.models.rope import RopeTable, make_ropes, pairs_adjacent, rotate_
+from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_
+from slipstream.passing import Late, turn_and_keep
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,22 @@ class Layer:
     out: Linear | PostNorm
     mlp: MLP
     window: int | None
+    scales_late: bool  # on a GPU: rows go into products as they are, and norms are applied behind them
+
+
+class _Turns:
+    """The rotations of the rows of a pass."""
+
+    def __init__(self, each: torch.Tensor, config: ModelConfig) -> None:
+        self.each = each  # complex [rows, head size / 2]
+        self._config = config
+
+    @cached_property
+    def all_heads(self) -> torch.Tensor:
+        """For q and k of all heads, and none for v: [rows, width of qkv / 2]."""
+        config = self._config
+        turns = self.each.repeat(1, config.heads + config.kv_heads)
+        return functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)
 
 
 class PlacedRows(Protocol):
@@ -52,6 +71,7 @@ class PlacedRows(Protocol):
 
     positions: torch.Tensor  # int64 [rows]
     highest: int  # no position is above it
+    places: tuple[torch.Tensor, torch.Tensor] | None  # where K/V go: pages, and rows in them, if both are on a GPU
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
         """Put k and v [2, kv heads, rows, size] into one layer."""
@@ -67,6 +87,7 @@ class Decoder(Model):
         self.name = checkpoint.name
         self.dtype = dtype
         self.device = device
+        self._paged = paged_available(device)
         self._marks = Fingerprint(self.config)
         self._embed, self._head = self._tables(checkpoint)
         self._norm = self._read(checkpoint, "norm")
@@ -76,7 +97,6 @@ class Decoder(Model):
         scale = self.config.embed_scale
         self._embed_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         self.fingerprint = str(self._marks)
-        self._paged = paged_available(device)
 
     def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
         weight = checkpoint.weight(name)
@@ -146,6 +166,13 @@ class Decoder(Model):
             out=out,
             mlp=mlp,
             window=config.window(index),
+            scales_late=self._paged
+            and self.dtype != torch.float16  # in which a sum of rows that have no norm could overflow
+            and bias is None
+            and limits is None
+            and not config.qk_norm
+            and isinstance(mlp, DenseMLP)
+            and mlp.scales_late,
         )
 
     def forward(
@@ -183,15 +210,23 @@ class Decoder(Model):
 
         Tensors alone: with a capturing attention, and where `captures` says so, nothing is asked of the host.
         """
-        turns = [self._turns(rope, rows) for rope in self._ropes]
+        turns = [_Turns(rope.at(rows.positions, rows.highest), self.config) for rope in self._ropes]
         tapped: dict[int, torch.Tensor] = {}
+        late = Late(x, *self._scaled.late)
         for index in layers:
             layer = self.layers[index]
-            qkv, kv = self._qkv(layer, x, turns[layer.rope])
-            rows.write(data[index], kv)
+            if layer.scales_late and rows.places is not None:
+                qkv = layer.qkv(x)
+                turn_and_keep(qkv, turns[layer.rope].each, data[index].both, rows.places, self.config.heads, late)
+            else:
+                qkv, kv = self._qkv(layer, x, turns[layer.rope].all_heads)
+                rows.write(data[index], kv)
             mixed = attend(qkv, data[index], layer.window)
-            x.add_(layer.out(mixed if mixed.dtype == self.dtype else mixed.to(self.dtype)))
-            x.add_(layer.mlp(self._scaled(x)))
+            add_product(x, layer.out, mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
+            if layer.scales_late and isinstance(layer.mlp, DenseMLP):
+                layer.mlp.onto_(x, late)
+            else:
+                x.add_(layer.mlp(self._scaled(x)))
             if index in taps:
                 tapped[index] = x.clone()
         return tapped
@@ -240,12 +275,6 @@ class Decoder(Model):
         rotate_(qkv, turns)
         kv = qkv.as_strided((2, kv_heads, rows, size), (kv_heads * size, size, width, 1), heads * size)
         return qkv, kv
-
-    def _turns(self, rope: RopeTable, rows: PlacedRows) -> torch.Tensor:
-        """The rotations of the rows' q and k, and none of v, as complex numbers: [rows, width of qkv / 2]."""
-        config = self.config
-        turns = rope.at(rows.positions, rows.highest).repeat(1, config.heads + config.kv_heads)
-        return functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)
@@ -297,11 +326,14 @@ class Rows:
         self.tokens = torch.tensor([token for s in segments for token in s.tokens], device=device)
         self.positions = torch.from_numpy(positions).to(device)
         # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
-        self._one_page = int(pages[0]) if len(segments) == 1 and pages[0] == pages[-1] else None
+        on_cpu = device == "cpu"
+        self._one_page = int(pages[0]) if on_cpu and len(segments) == 1 and pages[0] == pages[-1] else None
         self._first = int(slots[0]) % PAGE_SIZE
+        self.places: tuple[torch.Tensor, torch.Tensor] | None = None
         if self._one_page is None:
             self._pages = torch.from_numpy(pages).to(device)
             self._slots = torch.from_numpy(slots % PAGE_SIZE).to(device)
+            self.places = None if on_cpu else (self._pages, self._slots)
         self.wanted: torch.Tensor | None = None
         if any(s.logits_from for s in segments):
             wanted = _joined([np.arange(s.rows) >= s.logits_from for s in segments])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -32,6 +33,14 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, in] -> [rows, out]."""
         ...
+
+
+def add_product(total: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    """total += part(x), in one go where the part is a product that can."""
+    if isinstance(part, PlainLinear):
+        part.onto_(total, x)
+    else:
+        total.add_(part(x))
 
 
 class MakeLinear(Protocol):
@@ -55,6 +64,21 @@ class PlainLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self._weight, self._bias)
+
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to the product."""
+        return self._bias is not None
+
+    def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """total [rows, out] + the product, as the product's own last act."""
+        return torch.addmm(total if self._bias is None else total + self._bias, x, self._weight.T)
+
+    def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """The same in place."""
+        total.addmm_(x, self._weight.T)
+        if self._bias is not None:
+            total += self._bias
 
 
 class TiledLinear:

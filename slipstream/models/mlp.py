@@ -12,7 +12,8 @@ from torch.nn import functional
 from slipstream.attention.even import LANES, Elementwise, evenly
 from slipstream.fused import gated, runs_fused
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import Linear, MakeLinear, make_linear
+from slipstream.models.linear import Linear, MakeLinear, PlainLinear, add_product, make_linear
+from slipstream.passing import Late, late_gate
 
 even_silu: Elementwise = partial(evenly, functional.silu)
 even_gelu: Elementwise = partial(evenly, partial(functional.gelu, approximate="tanh"))
@@ -41,6 +42,15 @@ class DenseMLP:
             return self.down(gated(both))
         gate, up = both.chunk(2, dim=1)
         return self.down(self.activation(gate).mul_(up))
+
+    @property
+    def scales_late(self) -> bool:
+        """Whether its rows may come without their norm, which is then applied behind the first product."""
+        return self.activation is even_silu and isinstance(self.gate_up, PlainLinear) and not self.gate_up.biased
+
+    def onto_(self, total: torch.Tensor, late: Late) -> None:
+        """Add to `total` what the rows of `late` give; on a GPU, and where `scales_late` says so."""
+        add_product(total, self.down, late_gate(self.gate_up(late.rows), late))
 
 
 class MixtureMLP:

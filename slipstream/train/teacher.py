@@ -106,6 +106,7 @@ class _WholeTexts:
         self._line = torch.arange(self._length, device=tokens.device)
         self.positions = self._line.repeat(self._batch)
         self.highest = self._length - 1
+        self.places: tuple[torch.Tensor, torch.Tensor] | None = None  # nothing is kept
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
         """K and V are read where they are."""

@@ -1,0 +1,127 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The Triton kernels of `passing.py`. Importing this file imports triton: only `passing.py` does, and only on a GPU.
+
+Every program has a row of its own, so that no row depends on the others.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_PAIRS = 512  # of one program
+_COLUMNS = 1024
+
+
+@triton.jit
+def _scale(x, row, stride, width, floor, factor, BLOCK: tl.constexpr):
+    """What the norm of a row of x would have multiplied it by."""
+    columns = tl.arange(0, BLOCK)
+    values = tl.load(x + row * stride + columns, mask=columns < width, other=0.0).to(tl.float32)
+    return factor / tl.sqrt(tl.sum(values * values, 0) + floor)
+
+
+@triton.jit(do_not_specialize=["floor", "factor"])
+def _turn_and_keep(
+    qkv,  # [rows, 2 * pairs]: q, k and v
+    turns,  # float32 [rows, SIZE / 2, 2]: cosines and sines
+    both,  # [2, pages, KV_HEADS, PAGE, SIZE]
+    pages,  # int64 [rows]
+    offsets,  # int64 [rows]
+    x,  # [rows, width]: what went into the product, if its norm is still to be applied
+    stride,
+    x_stride,
+    width,
+    layer_pages,
+    pairs,
+    floor,
+    factor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PAGE: tl.constexpr,
+    LATE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = pair < pairs
+    half: tl.constexpr = SIZE // 2
+    first = tl.load(qkv + row * stride + 2 * pair, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(qkv + row * stride + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
+    if LATE:
+        scale = _scale(x, row, x_stride, width, floor, factor, WIDTH)
+        first = first * scale
+        second = second * scale
+    turned = pair < (HEADS + KV_HEADS) * half
+    turn = turns + (row * half + pair % half) * 2
+    real = tl.load(turn, mask=inside & turned, other=1.0)
+    imaginary = tl.load(turn + 1, mask=inside & turned, other=0.0)
+    kind = qkv.dtype.element_ty
+    left = (first * real - second * imaginary).to(kind)
+    right = (first * imaginary + second * real).to(kind)
+    query = inside & (pair < HEADS * half)
+    tl.store(qkv + row * stride + 2 * pair, left, mask=query)
+    tl.store(qkv + row * stride + 2 * pair + 1, right, mask=query)
+    behind = pair - HEADS * half
+    part = behind // (KV_HEADS * half)  # k, then v
+    head = behind // half % KV_HEADS
+    page, offset = tl.load(pages + row), tl.load(offsets + row)
+    line = ((part * layer_pages + page) * KV_HEADS + head) * PAGE + offset
+    kept = inside & (behind >= 0)
+    tl.store(both + line * SIZE + 2 * (pair % half), left, mask=kept)
+    tl.store(both + line * SIZE + 2 * (pair % half) + 1, right, mask=kept)
+
+
+def turn_and_keep(
+    qkv: torch.Tensor,
+    turns: torch.Tensor,
+    both: torch.Tensor,
+    pages: torch.Tensor,
+    offsets: torch.Tensor,
+    heads: int,
+    late: tuple[torch.Tensor, float, float] | None,
+) -> None:
+    """Turn q [rows, ...] in place, and put k, turned, and v into the layer `both` [2, pages, kv heads, PAGE, size]."""
+    rows, pairs = qkv.shape[0], qkv.shape[1] // 2
+    _, layer_pages, kv_heads, page, size = both.shape
+    x, floor, factor = (qkv, 0.0, 1.0) if late is None else late
+    if rows:
+        _turn_and_keep[rows, triton.cdiv(pairs, _PAIRS)](
+            *(qkv, torch.view_as_real(turns), both, pages, offsets, x, qkv.stride(0), x.stride(0), x.shape[1]),
+            *(layer_pages, pairs, floor, factor),
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            SIZE=size,
+            PAGE=page,
+            LATE=late is not None,
+            WIDTH=triton.next_power_of_2(x.shape[1]),
+            BLOCK=_PAIRS,
+        )
+
+
+@triton.jit(do_not_specialize=["floor", "factor"])
+def _gate(both, x, out, width, x_stride, x_width, floor, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    scale = _scale(x, row, x_stride, x_width, floor, factor, WIDTH)
+    gate = tl.load(both + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32) * scale
+    up = tl.load(both + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32) * scale
+    tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> torch.Tensor:
+    """silu of the first half of each row times the second half, both scaled first: [rows, 2n] -> [rows, n]."""
+    rows, width = both.shape[0], both.shape[1] // 2
+    out = both.new_empty(rows, width)
+    x, floor, factor = late
+    if rows:
+        _gate[rows, triton.cdiv(width, _COLUMNS)](
+            *(both, x, out, width, x.stride(0), x.shape[1], floor, factor),
+            WIDTH=triton.next_power_of_2(x.shape[1]),
+            BLOCK=_COLUMNS,
+        )
+    return out

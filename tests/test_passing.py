@@ -1,0 +1,46 @@
+"""Kernels between the products of a layer: what they give is what the plain operations give."""
+
+from __future__ import annotations
+
+from tests.interpreted import interpreted
+
+KERNELS = """
+import torch
+from torch.nn import functional
+from slipstream.passing import Late, late_gate, turn_and_keep
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+
+def near(found, expected):
+    assert (found.float() - expected.float()).abs().max() <= 2e-3 * expected.abs().max()
+
+for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3, 16, torch.float16)):
+    width, page = 80, 8
+    x = torch.randn(rows, width, device=device).to(kind)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * size, device=device).to(kind)
+    turns = torch.polar(torch.ones(()), 6 * torch.rand(rows, size // 2)).to(device)
+    both = torch.full((2, 4, kv_heads, page, size), 7.0, device=device).to(kind)
+    slots = torch.randperm(4 * page)[:rows].to(device)
+    places = slots // page, slots % page
+    for late in (None, Late(x, 0.3, 1.7)):
+        scale = 1.0 if late is None else 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()
+        q, k, v = (qkv.float() * scale).unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], 1)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(p.unflatten(-1, (-1, 2)).contiguous()) * turns[:, None]).flatten(2)
+            for p in (q, k)
+        )
+        mine, kept = qkv.clone(), both.clone()
+        turn_and_keep(mine, turns, kept, places, heads, late)
+        near(mine[:, : heads * size], q.flatten(1))
+        near(kept[0, places[0], :, places[1]], k)
+        near(kept[1, places[0], :, places[1]], v)
+        kept[:, places[0], :, places[1]] = 7.0
+        assert kept.eq(7.0).all(), "rows that are not its own were written"
+        near(late_gate(qkv, Late(x, 0.3, 1.7)), (lambda g, u: functional.silu(g) * u)(
+            *(qkv.float() * 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()).chunk(2, 1)))
+"""
+
+
+def test_the_kernels_do_what_the_plain_operations_do() -> None:
+    interpreted(KERNELS)
