@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slipstream.drafters.device_draft import DeviceDraft
     from slipstream.models.view import TargetView
 
-_NODES_CPU, _NODES_GPU = 16, 64  # what a pass over the tree may cost: far more rows come free on a GPU
+_NODES_CPU, _NODES_GPU = 16, 63  # what a pass may cost: far more rows come free on a GPU, 64 with the root
 _WORTH_ON_CPU = 0.04  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
 
 

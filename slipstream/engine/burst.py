@@ -47,7 +47,7 @@ def make_burst(model: Model, cache: PagedCache, drafter: AnyDrafter, verifier: V
 
 
 @dataclass(frozen=True)
-class _Size:
+class Size:
     """All that rounds of one size of batch need."""
 
     lanes: Lanes
@@ -68,7 +68,7 @@ class Burst:
         self._nodes, self._depth = (draft.nodes, draft.depth) if draft else (0, 0)
         self._scratch = max(self._nodes, draft.scratch) if draft else 0
         self._rounds = TREE_ROUNDS if draft else PLAIN_ROUNDS
-        self._sizes: dict[int, _Size] = {}
+        self._sizes: dict[int, Size] = {}
         self.graphs = Graphs(model.device)
 
     # -- what the host does before ------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Burst:
         Returns how many each took, and the milliseconds that the device worked.
         """
         began = time.perf_counter()
-        size = self._filled(sequences)
+        size = self.filled(sequences)
         told = self._tell(size, sequences, rounds)
         device_ms = 1000 * (time.perf_counter() - began)
         counts = []
@@ -132,7 +132,7 @@ class Burst:
             counts.append(count)
         return counts, device_ms
 
-    def _filled(self, sequences: list[Sequence]) -> _Size:
+    def filled(self, sequences: list[Sequence]) -> Size:
         """The buffers for a batch, set up for these."""
         count = bucket(len(sequences))
         if count not in self._sizes:
@@ -145,21 +145,22 @@ class Burst:
         size.number.zero_()
         return size
 
-    def _made(self, count: int) -> _Size:
+    def _made(self, count: int) -> Size:
         config, device = self._model.config, self._model.device
         spare = self._rounds * (1 + self._depth) + self._scratch
         lanes = Lanes(count, self._nodes, self._depth, config.context, spare, device)
         tiles = LaneTiles(lanes.tables, 1 + self._nodes, config.heads // config.kv_heads, open_rows=self._nodes > 0)
         told = torch.zeros(self._rounds, count, 3 + self._depth, dtype=torch.int64, device=device)
         loop = None if self._draft is None else self._draft.loop(lanes)
-        return _Size(lanes, loop, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
+        return Size(lanes, loop, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
 
-    def _tell(self, size: _Size, sequences: list[Sequence], rounds: int) -> npt.NDArray[np.int64]:
+    def _tell(self, size: Size, sequences: list[Sequence], rounds: int) -> npt.NDArray[np.int64]:
         """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...]."""
         sampled = not all(s.params.greedy for s in sequences)
         collected = _Collected(size.told, sequences)
         for number in range(rounds):
-            self._round(size, sampled)
+            self.draft(size, sampled)
+            self.verify(size, sampled)
             collected.send(number)
             # The round before this one is over by now, or soon; this one keeps the device busy meanwhile.
             if number and _ENDED * collected.ended(number - 1) >= len(sequences):
@@ -168,13 +169,17 @@ class Burst:
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
-    def _round(self, size: _Size, sampled: bool) -> None:
-        lanes, loop = size.lanes, size.loop
+    def draft(self, size: Size, sampled: bool) -> None:
+        """The first half of a round: trees below all roots, if the drafter makes any."""
+        loop = size.loop
         if loop is not None:
-            self.graphs.run((lanes.size, sampled, "draft"), lambda: loop.draft(sampled))
-        self.graphs.run((lanes.size, sampled, "verify"), lambda: self._verify(size, sampled))
+            self.graphs.run((size.lanes.size, sampled, "draft"), lambda: loop.draft(sampled))
 
-    def _verify(self, size: _Size, sampled: bool) -> None:
+    def verify(self, size: Size, sampled: bool) -> None:
+        """The second half."""
+        self.graphs.run((size.lanes.size, sampled, "verify"), lambda: self._verify(size, sampled))
+
+    def _verify(self, size: Size, sampled: bool) -> None:
         """The target's pass over all trees, and the way to the next roots."""
         model, lanes, loop = self._model, size.lanes, size.loop
         each = 1 + lanes.nodes

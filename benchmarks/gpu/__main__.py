@@ -1,0 +1,146 @@
+"""The GPU's table: a body of SmolLM2, our plain decoding and every drafter, transformers, and the floor, in one run.
+
+    python -m benchmarks.gpu [--body 8b|1.5b] [--parts floor steps answers batches contexts peers]
+                             [--drafters eagle3 mtp ...] [--questions FILE] [--each 2] [--tokens 160] [--json FILE]
+
+A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it
+was not there to be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import answers, floor, hf, steps
+from slipstream import LLM
+from slipstream.bench import bodies
+from slipstream.bench.widening import widened
+from slipstream.drafters import trained
+
+PARTS = ("floor", "steps", "answers", "batches", "contexts", "peers")
+LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model")
+ROWS = (1, 8, 16, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+CONTEXTS = (512, 2048, 8192, 32_000)
+_CACHE = 98_304  # tokens
+WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
+
+
+@dataclass
+class Run:
+    """What is measured, and what has been."""
+
+    llm: LLM
+    body: bodies.BodyCheckpoint
+    drafters: dict[str, str]  # by name, as `use` takes them
+    asked: list[tuple[str, str]]
+    tokens: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def note(self, part: str, row: Any) -> None:
+        """Keep a figure, and say it."""
+        self.found.setdefault(part, []).append(asdict(row))
+        print(f"{part}: {_line(asdict(row))}", flush=True)
+
+    def prompts(self, count: int) -> list[list[int]]:
+        """Token ids of so many questions, over and over."""
+        texts = [self.llm._chat_prompt([{"role": "user", "content": text}]) for _, text in self.asked]
+        return [list(texts[i % len(texts)]) for i in range(count)]
+
+    def floor(self) -> None:
+        model: Any = self.llm.model
+        for rows in ROWS:
+            self.note("floor", floor.floor(model, rows))
+
+    def steps(self) -> None:
+        for context in (512, 1900):
+            self.note("steps", steps.step(self.llm, "none", context))
+        for spec in self.drafters.values():
+            self.note("steps", steps.step(self.llm, spec, 1900))
+        if "eagle3" in self.drafters:
+            for nodes in (7, 15, 31, 127):
+                self.note("steps", steps.step(self.llm, f"{self.drafters['eagle3']},nodes={nodes}", 1900))
+
+    def answers(self) -> None:
+        plain = answers.answer(self.llm, "none", self.asked, self.tokens)
+        self.note("answers", plain.report(None))
+        for name in (*self.drafters.values(), "suffix"):
+            self.note("answers", answers.answer(self.llm, name, self.asked, self.tokens).report(plain))
+
+    def batches(self) -> None:
+        spec = self.drafters.get("eagle3")
+        for batch in BATCHES:
+            prompts = self.prompts(batch)
+            self.note("batches", steps.throughput(self.llm, "none", prompts, 96))
+            sizes = [n for n in (63, 31, 15, 7, 3) if n * batch <= 1024 or n == 3]
+            for nodes in sizes[:3] if spec else ():
+                depth = min(6, nodes)
+                options = f"{spec},nodes={nodes},depth={depth},branch={min(4, nodes)}"
+                self.note("batches", steps.throughput(self.llm, options, prompts, 96))
+
+    def contexts(self) -> None:
+        for context in CONTEXTS:
+            if context + 500 <= self.llm.max_model_len:
+                self.note("contexts", steps.step(self.llm, "none", context))
+                if "eagle3" in self.drafters:
+                    self.note("contexts", steps.step(self.llm, self.drafters["eagle3"], context))
+
+    def peers(self) -> None:
+        for peer in hf.peers(self.body, self.llm.model.dtype, self.prompts(3), 64):
+            self.note("peers", peer)
+
+
+def _line(row: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if v != {})
+
+
+def _widened(llm: LLM, body: bodies.BodyCheckpoint, names: list[str], folder: Path) -> dict[str, str]:
+    """The shipped drafters, or others as METHOD=DIRECTORY, at the body's width."""
+    found = {}
+    for given in names:
+        name, _, directory = given.partition("=")
+        place = Path(directory) if directory else trained.find(name, body.source_fingerprint)
+        assert place is not None, f"no {name} drafter for {body.source.name}"
+        wide = widened(trained.load(place), body, llm.model.fingerprint)
+        trained.save(folder / name, wide, compact=False)
+        found[name] = f"{name}:checkpoint={folder / name}"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.add_argument("--body", default="8b")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--drafters", nargs="*", default=list(LEARNED))
+    parser.add_argument("--questions", type=Path, default=WORKLOAD)
+    parser.add_argument("--each", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    began = time.perf_counter()
+    body = bodies.make(given.body, dtype="bfloat16", device="cuda")
+    body.config = replace(
+        body.config, context=CONTEXTS[-1] + 768
+    )  # longer than the mind was made for: it costs the same
+    llm = LLM(body, speculate=None, dtype="bfloat16", device="cuda", max_num_seqs=BATCHES[-1], cache_tokens=_CACHE)
+    title = f"{body.name}, bfloat16, {torch.cuda.get_device_name()}; vLLM was not there to be measured"
+    print(f"{title} (loaded in {time.perf_counter() - began:.0f} s)", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        drafters = _widened(llm, body, given.drafters, Path(folder))
+        run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens)
+        for part in given.parts:
+            getattr(run, part)()
+            if given.json:
+                given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

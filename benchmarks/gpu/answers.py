@@ -1,0 +1,84 @@
+"""Whole answers to real questions, one after the other: tokens a second, plainly and with each drafter."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream import LLM, SamplingParams
+from slipstream.types import Stats
+
+STRUCTURED = ("code", "json", "arithmetic", "coding", "math", "math_reasoning", "extraction")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One drafter over all questions."""
+
+    drafter: str
+    tok_s: float
+    tokens_per_step: float
+    by_task: dict[str, float]  # tokens a second
+    same_as_plain: float | None  # of all tokens, those before an answer's first difference
+    worst: float | None  # the slowest question's tokens a second over those of plain decoding
+
+
+def questions(file: Path, each: int) -> list[tuple[str, str]]:
+    """(task, text), `each` of every task; lines have category or task, and turns or prompt."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in file.read_text().splitlines():
+        entry = json.loads(line)
+        text = entry["turns"][0] if "turns" in entry else entry["prompt"]
+        found[entry.get("category") or entry["task"]].append(text)
+    return [(task, text) for task, texts in found.items() for text in texts[:each]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one drafter said, with its stats, question by question."""
+
+    drafter: str
+    tokens: list[list[int]]
+    stats: list[Stats]
+    tasks: list[str]
+
+    def report(self, plain: Answers | None) -> Answered:
+        """The figures, beside plain decoding if that is another."""
+        by_task: dict[str, list[Stats]] = defaultdict(list)
+        for task, stats in zip(self.tasks, self.stats, strict=True):
+            by_task[task].append(stats)
+        total = _sum(self.stats)
+        same = worst = None
+        if plain is not None:
+            agreed = sum(_agreeing(a, b) for a, b in zip(self.tokens, plain.tokens, strict=True))
+            same = agreed / sum(map(len, plain.tokens))
+            pairs = zip(self.stats, plain.stats, strict=True)
+            worst = min(a.tokens_per_second / b.tokens_per_second for a, b in pairs if b.decoded > 8)
+        speeds = {task: _sum(stats).tokens_per_second for task, stats in by_task.items()}
+        return Answered(self.drafter, total.tokens_per_second, total.tokens_per_step, speeds, same, worst)
+
+
+def answer(llm: LLM, drafter: str, asked: list[tuple[str, str]], tokens: int) -> Answers:
+    """Greedy answers, one question at a time."""
+    llm.use(drafter)
+    how = SamplingParams(temperature=0.0, max_tokens=tokens)
+    for _, text in asked[:2]:  # graphs are made, kernels compiled
+        llm.chat([{"role": "user", "content": text}], SamplingParams(temperature=0.0, max_tokens=40))
+    outputs = [llm.chat([{"role": "user", "content": text}], how)[0] for _, text in asked]
+    return Answers(drafter, [o.token_ids for o in outputs], [o.stats for o in outputs], [task for task, _ in asked])
+
+
+def _sum(stats: list[Stats]) -> Stats:
+    total = Stats()
+    for one in stats:
+        total.add(one)
+    return total
+
+
+def _agreeing(one: list[int], other: list[int]) -> int:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))

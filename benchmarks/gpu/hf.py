@@ -1,0 +1,91 @@
+"""The same body in transformers: plain, with prompt lookup, and with a small assistant model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slipstream.bench.bodies import BodyCheckpoint
+from slipstream.bench.body_shapes import BodyShape
+
+# The mind alone in the smallest body of the same vocabulary: what a user would take as an assistant.
+ASSISTANT = BodyShape(768, 30, 12, 3, 64, 1536, 128_256)
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    **{part: f"self_attn.{part}_proj" for part in "qkvo"},
+    **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to decode."""
+
+    name: str
+    tok_s: float
+
+
+def hf_model(body: BodyCheckpoint, dtype: torch.dtype) -> Any:
+    """A body of dense layers as a model of transformers."""
+    import transformers
+
+    config = body.config
+    with torch.device("cuda"), torch.random.fork_rng():
+        torch.set_default_dtype(dtype)
+        try:
+            model = transformers.LlamaForCausalLM(
+                transformers.LlamaConfig(
+                    vocab_size=config.vocab_size,
+                    hidden_size=config.hidden_size,
+                    intermediate_size=config.intermediate_size,
+                    num_hidden_layers=config.layers,
+                    num_attention_heads=config.heads,
+                    num_key_value_heads=config.kv_heads,
+                    head_dim=config.head_dim,
+                    rms_norm_eps=config.norm_eps,
+                    rope_theta=config.rope_theta,
+                    max_position_embeddings=config.context,
+                    tie_word_embeddings=False,
+                )
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+    names = {"model.embed_tokens": "embed", "model.norm": "norm", "lm_head": "head"}
+    for index in range(config.layers):
+        names |= {f"model.layers.{index}.{theirs}": f"layers.{index}.{ours}" for ours, theirs in _PARTS.items()}
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for theirs, ours in names.items():
+            weights[f"{theirs}.weight"].copy_(body.weight(ours))
+    return model.eval()
+
+
+def peers(body: BodyCheckpoint, dtype: torch.dtype, prompts: list[list[int]], tokens: int) -> list[Peer]:
+    """transformers' ways, greedy, one prompt after the other; the time to the first token is left out."""
+    model = hf_model(body, dtype)
+    assistant = hf_model(BodyCheckpoint(body.source, "assistant", ASSISTANT, "cuda", dtype), dtype)
+    ways: dict[str, dict[str, Any]] = {
+        "transformers, plain": {},
+        "transformers, prompt lookup": {"prompt_lookup_num_tokens": 10},
+        "transformers, assisted by the mind in 0.3B": {"assistant_model": assistant},
+    }
+    return [Peer(name, _speed(model, prompts, tokens, options)) for name, options in ways.items()]
+
+
+def _speed(model: Any, prompts: list[list[int]], tokens: int, options: dict[str, Any]) -> float:
+    def seconds(prompt: list[int], count: int) -> float:
+        ids = torch.tensor([prompt], device="cuda")
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        limits = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+        model.generate(ids, attention_mask=torch.ones_like(ids), **limits, **options)
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    seconds(prompts[0], 8)
+    spent = sum(seconds(prompt, tokens) - seconds(prompt, 1) for prompt in prompts)
+    return len(prompts) * (tokens - 1) / spent

@@ -1,0 +1,34 @@
+"""Milliseconds on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+
+def device_ms(work: Callable[[], None], times: int = 20) -> float:
+    """The median of so many runs, each between two events; the device is busy before the first."""
+    work()
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
+    for before, after in marks:
+        before.record()
+        work()
+        after.record()
+    torch.cuda.synchronize()
+    return float(median(before.elapsed_time(after) for before, after in marks))
+
+
+def captured(work: Callable[[], None]) -> Callable[[], None]:
+    """The same work as one graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # libraries make their workspaces first
+        work()
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
