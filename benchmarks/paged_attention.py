@@ -21,7 +21,8 @@ from itertools import product
 import numpy as np
 import torch
 
-from slipstream.attention import PagedAttention, Segment, Tiles, tree_segment
+from slipstream.attention import LaneTiles, PagedAttention, Segment, tree_segment
+from slipstream.attention.tiles import tile_arrays
 from slipstream.cache import PAGE_SIZE, LayerStore, PageTable
 from slipstream.tree import TokenTree
 
@@ -31,7 +32,9 @@ TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, and what rides in the pass: any of "trees", "levels", "pieces" and "lone" tokens."""
+    """A model's shape, and what rides in the pass: any of "trees", "levels", "pieces" and "lone" tokens, or
+    "even" trees, all of one size.
+    """
 
     heads: int
     kv_heads: int
@@ -52,6 +55,8 @@ CASES = [
     Case(6, 2, 64, rides=("lone",), contexts=(0, 1, 63, 64, 127, 128, 129, 255, 256, 500)),
     Case(2, 1, 64, window=70, rides=("lone",), contexts=(1, 69, 70, 71, 400)),
     Case(4, 2, 16, rides=("pieces",), contexts=(0, 128, 260)),
+    Case(6, 2, 64, rides=("even",), contexts=(0, 1, 63, 100, 129, 255, 300)),
+    Case(4, 2, 16, window=40, rides=("even",), contexts=(3, 64, 127, 200)),
 ]
 
 
@@ -67,6 +72,8 @@ def random_segment(chooser: random.Random, ride: str, context: int, table: PageT
         return tree_segment(table, context, [1], TokenTree(1))
     if ride == "pieces":
         return tree_segment(table, context, [1] * chooser.choice([2, 30, 100]), None)
+    if ride == "even":
+        return tree_segment(table, context, [1], random_tree(chooser, 63))
     tree = random_tree(chooser, chooser.choice([3, 20, 100, 191]))
     pending = [1] * chooser.choice([1, 1, 7])
     first = chooser.randrange(1, len(tree)) if ride == "levels" else 0
@@ -104,12 +111,13 @@ class Pass:
         """[rows, heads * size], by the kernel."""
         case = self.case
         tiles = None
-        if case.rides == ("lone",):  # laid out as a burst does it
-            longest = max(len(s.table.pages) for s in self.segments)
-            tiles = Tiles.lone(len(self.segments), longest, case.heads // case.kv_heads, self.device)
-            for lane, segment in enumerate(self.segments):
-                tiles.slots[lane] = segment.committed
-                tiles.tables[lane, : len(segment.table.pages)] = torch.tensor(segment.table.pages)
+        if case.rides in (("lone",), ("even",)):  # laid out as a burst does it
+            trees = case.rides == ("even",)
+            arrays = [torch.from_numpy(array).to(self.device) for array in tile_arrays(self.segments, 16)]
+            group, rows = case.heads // case.kv_heads, self.segments[0].rows
+            lanes = LaneTiles(arrays[1].contiguous(), rows, group, open_rows=trees)
+            committed = torch.tensor([s.committed for s in self.segments], device=self.device)
+            tiles = lanes.behind(committed, arrays[4], arrays[2]) if trees else lanes.behind(committed)
         attention = PagedAttention(
             self.segments, case.heads, case.kv_heads, case.size, self.device, case.softcap, tiles
         )

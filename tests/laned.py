@@ -25,21 +25,24 @@ def row_segments(tiles: Tiles) -> list[Segment]:
             visible, positions = np.ones((1, len(columns)), dtype=np.bool_), committed + columns
             if fact[OPEN] >= 0:
                 visible = ((bits[row, columns // 32] >> (columns % 32)) & 1).astype(np.bool_)[None]
-                if len(tiles.open_positions) == tiles.rows and fact[OPEN] + len(columns) <= tiles.rows:
-                    positions = tiles.open_positions.numpy()[fact[OPEN] : fact[OPEN] + len(columns)].astype(np.int64)
+                places = tiles.open_positions.numpy()[fact[OPEN] : fact[OPEN] + len(columns)].astype(np.int64)
+                positions = places if len(places) == len(columns) else positions  # of drafts they are not told
             pages = tables[fact[TABLE]][: slot // PAGE_SIZE + 1]
             found[row] = Segment(PageTable(pages), committed, [0], positions, visible, 0)
-    return [found[row] for row in range(tiles.rows)]
+    # Rows that fill a pass up are in no tile.
+    idle = Segment(PageTable([0]), 0, [0], np.zeros(1, dtype=np.int64), np.ones((1, 1), dtype=np.bool_), 0)
+    return [found.get(row, idle) for row in range(tiles.rows)]
+
+
+def over_tiles(
+    tiles: Tiles, heads: int, kv_heads: int, size: int, device: str, softcap: float | None = None
+) -> Attention:
+    """`attention.over_tiles` for a machine without a GPU."""
+    return BlockAttention(row_segments(tiles), heads, kv_heads, size, device, softcap)
 
 
 def burst_on_cpu(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     """Let an LLM decode in bursts."""
-
-    def over_tiles(
-        tiles: Tiles, heads: int, kv_heads: int, size: int, device: str, softcap: float | None = None
-    ) -> Attention:
-        return BlockAttention(row_segments(tiles), heads, kv_heads, size, device, softcap)
-
     monkeypatch.setattr(attention, "over_tiles", over_tiles)
     monkeypatch.setattr(Decoder, "captures", True)
     engine = llm.engine

@@ -112,22 +112,28 @@ def attend(
         k_block = tl.load(
             keys + lines[None, :] + dims[:, None], mask=there[None, :] & inside[:, None], other=0.0
         )  # [PADDED, BLOCK_N]
+        # Both are on their way before the first is needed: often a program has but one block to read.
+        v_block = tl.load(
+            values + lines[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0
+        )  # [BLOCK_N, PADDED]
         scores = tl.dot(q_block, k_block, input_precision=PRECISION)
         if CAPPED:
             scores = _capped(scores, cap)
         seen = columns[None, :] <= own[:, None]
         place = columns
         if TREES:
-            behind = columns - committed  # the number of an open column
-            among = (opened >= 0) & there & (behind >= 0)
-            word = tl.load(
-                bits + at[:, None] * words + (behind >> 5)[None, :], mask=live[:, None] & among[None, :], other=0
-            )
-            marked = ((word >> (behind & 31)[None, :]) & 1) != 0
-            in_tree = ((behind < 0)[None, :] | marked) & there[None, :]
-            seen = tl.where(opened >= 0, in_tree, seen)
-            if WINDOWED:
-                place = tl.where(among, tl.load(open_positions + opened + behind, mask=among, other=0), columns)
+            # Most blocks are committed as a whole, and every row sees all of them.
+            seen = seen | (opened >= 0)
+            if (opened >= 0) & ((block + 1) * BLOCK_N > committed):
+                behind = columns - committed  # the number of an open column
+                among = there & (behind >= 0)
+                word = tl.load(
+                    bits + at[:, None] * words + (behind >> 5)[None, :], mask=live[:, None] & among[None, :], other=0
+                )
+                marked = ((word >> (behind & 31)[None, :]) & 1) != 0
+                seen = ((behind < 0)[None, :] | marked) & there[None, :]
+                if WINDOWED:
+                    place = tl.where(among, tl.load(open_positions + opened + behind, mask=among, other=0), columns)
         if WINDOWED:
             seen = seen & (place[None, :] > position[:, None] - window)
         scores = tl.where(seen & live[:, None], scores, float("-inf"))
@@ -136,9 +142,6 @@ def attend(
         level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
         shares = tl.exp(scores - level[:, None])
         kept = tl.exp(peak - level)
-        v_block = tl.load(
-            values + lines[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0
-        )  # [BLOCK_N, PADDED]
         weight = weight * kept + tl.sum(shares, 1)
         total = total * kept[:, None] + tl.dot(shares.to(v_block.dtype), v_block, input_precision=PRECISION)
         peak = higher

@@ -50,31 +50,33 @@ class Tiles:
     def of(cls, segments: Sequence[Segment], group: int, device: str) -> Tiles:
         """The tiles of a ragged pass; `group` query heads share a KV head."""
         queries = query_block(group, max(s.rows for s in segments))
-        height = queries // group
-        trees = [s for s in segments if not s.causal]
-        facts: list[Numbers] = []
-        row = opened = 0
-        for number, segment in enumerate(segments):
-            starts = np.arange(0, segment.rows, height, dtype=np.int32)
-            fact = np.empty((FACTS, len(starts)), dtype=np.int32)
-            fact[ROW] = row + starts
-            fact[COUNT] = np.minimum(height, segment.rows - starts)
-            fact[TABLE] = number
-            fact[SLOT] = segment.first_slot + starts
-            fact[COMMITTED] = segment.committed
-            fact[STOP] = segment.committed + len(segment.open_positions)
-            fact[OPEN] = -1 if segment.causal else opened
-            facts.append(fact)
-            row += segment.rows
-            opened += 0 if segment.causal else len(segment.open_positions)
-        arrays = [np.concatenate(facts, axis=1), _tables(segments)]
-        if trees:
-            arrays.append(np.concatenate([s.positions for s in segments]).astype(np.int32))
-            arrays.append(np.concatenate([s.open_positions for s in trees]).astype(np.int32))
-            arrays.append(_bits(segments))
-        else:
-            arrays += [np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32)]
-        return cls(row, queries, bool(trees), *_sent(arrays, device))
+        rows, trees = sum(s.rows for s in segments), any(not s.causal for s in segments)
+        return cls(rows, queries, trees, *_sent(tile_arrays(segments, queries // group), device))
+
+
+def tile_arrays(segments: Sequence[Segment], height: int) -> list[Numbers]:
+    """Fields, tables, positions, open positions and bits of a ragged pass whose tiles have `height` rows at most."""
+    trees = [s for s in segments if not s.causal]
+    facts: list[Numbers] = []
+    row = opened = 0
+    for number, segment in enumerate(segments):
+        starts = np.arange(0, segment.rows, height, dtype=np.int32)
+        fact = np.empty((FACTS, len(starts)), dtype=np.int32)
+        fact[ROW] = row + starts
+        fact[COUNT] = np.minimum(height, segment.rows - starts)
+        fact[TABLE] = number
+        fact[SLOT] = segment.first_slot + starts
+        fact[COMMITTED] = segment.committed
+        fact[STOP] = segment.committed + len(segment.open_positions)
+        fact[OPEN] = -1 if segment.causal else opened
+        facts.append(fact)
+        row += segment.rows
+        opened += 0 if segment.causal else len(segment.open_positions)
+    arrays = [np.concatenate(facts, axis=1), _tables(segments)]
+    if not trees:
+        return [*arrays, np.zeros(1, np.int32), np.zeros(1, np.int32), np.zeros((1, 1), np.int32)]
+    positions = np.concatenate([s.positions for s in segments]).astype(np.int32)
+    return [*arrays, positions, np.concatenate([s.open_positions for s in trees]).astype(np.int32), _bits(segments)]
 
 
 class LaneTiles:

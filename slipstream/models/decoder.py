@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from slipstream import attention
 from slipstream.attention import Attention, Segment, Tiles, attention_over, paged_available
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
+from slipstream.models.captured import CapturedPasses
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
 from slipstream.models.fingerprint import Fingerprint
@@ -88,6 +90,7 @@ class Decoder(Model):
         self.dtype = dtype
         self.device = device
         self._paged = paged_available(device)
+        self._captured: WeakKeyDictionary[PagedCache, CapturedPasses] = WeakKeyDictionary()
         self._marks = Fingerprint(self.config)
         self._embed, self._head = self._tables(checkpoint)
         self._norm = self._read(checkpoint, "norm")
@@ -186,6 +189,10 @@ class Decoder(Model):
     ) -> PassOutput:
         """Run all rows of all segments through the layers (all of them by default), writing K/V into `store`."""
         config = self.config
+        if self.captures and layers is None and CapturedPasses.takes(segments):
+            if cache not in self._captured:
+                self._captured[cache] = CapturedPasses(self)
+            return self._captured[cache].run(cache, store, segments, taps)
         rows = Rows(segments, self.device)
         attend = attention_over(
             segments, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap

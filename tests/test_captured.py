@@ -1,0 +1,65 @@
+"""Passes as graphs give what passes give. Here on a CPU: the same code, called instead of captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream import LLM, SamplingParams, attention
+from slipstream.models.captured import CapturedPasses
+from slipstream.models.decoder import Decoder
+from tests.laned import over_tiles
+from tests.test_rounds import asked
+from tests.tiny import tiny_llm
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let decoders capture their passes; how many rows each had is noted."""
+    seen: list[int] = []
+    original = CapturedPasses.run
+
+    def run(self: CapturedPasses, cache: Any, store: str, segments: Any, taps: Any) -> Any:
+        seen.append(sum(s.rows for s in segments))
+        return original(self, cache, store, segments, taps)
+
+    monkeypatch.setattr(attention, "over_tiles", over_tiles)
+    monkeypatch.setattr(Decoder, "captures", True)
+    monkeypatch.setattr(CapturedPasses, "run", run)
+    return seen
+
+
+def host_llm(**options: Any) -> LLM:
+    llm = tiny_llm(context=300, characters=True, **options)
+    return llm
+
+
+@pytest.mark.parametrize("speculate", ["none", "suffix", "ngram", "lookahead"])
+@pytest.mark.parametrize("window", [None, 50])
+def test_captured_passes_say_what_others_say(speculate: str, window: int | None, passes: list[int]) -> None:
+    how = [
+        SamplingParams(temperature=0.0, max_tokens=30),
+        SamplingParams(temperature=0.9, top_p=0.9, seed=1, max_tokens=40),
+        SamplingParams(temperature=0.8, seed=2, max_tokens=20, presence_penalty=0.5, logprobs=2),
+    ]
+    llm = host_llm(sliding_window=window)
+    llm.use(speculate)
+    llm.engine.burst = None
+    given = llm.generate(asked(3), how)
+    captured = len(passes)
+    assert captured > 20
+    with pytest.MonkeyPatch.context() as undone:
+        undone.setattr(Decoder, "captures", False)
+        plain = host_llm(sliding_window=window).generate(asked(3), how)
+    assert len(passes) == captured
+    for one, other in zip(plain, given, strict=True):
+        assert one.token_ids == other.token_ids and one.text == other.text
+    assert [len(o.logprobs or ()) for o in given] == [len(o.logprobs or ()) for o in plain]
+
+
+def test_prompts_run_as_they_are(passes: list[int]) -> None:
+    llm = host_llm()
+    llm.use("suffix")
+    llm.generate([[3] * 290], SamplingParams(temperature=0.0, max_tokens=3))
+    assert passes and max(passes) < 40
