@@ -46,9 +46,9 @@ class Watch:
         self._run = burst.run
         burst.run = self._watched  # type: ignore[method-assign]
 
-    def _watched(self, sequences: list[Sequence], steps: int) -> tuple[list[int], float]:
+    def _watched(self, sequences: list[Sequence], rounds: int) -> tuple[list[int], float]:
         began = time.perf_counter()
-        counts, device_ms = self._run(sequences, steps)
+        counts, device_ms = self._run(sequences, rounds)
         self.tokens += sum(counts)
         self.seconds += time.perf_counter() - began
         self.device_seconds += device_ms / 1000

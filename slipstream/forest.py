@@ -46,11 +46,6 @@ def packed(marks: torch.Tensor) -> torch.Tensor:
     return words.to(torch.int32)
 
 
-def own_bits(first: int, count: int, columns: int, device: torch.device) -> torch.Tensor:
-    """The bits of nodes `first`, `first` + 1, ... alone, int32 [count, words], in words for so many columns."""
-    return packed(torch.eye(columns, dtype=torch.int64, device=device)[first : first + count])
-
-
 def walk(
     tokens: torch.Tensor, parents: torch.Tensor, chosen: torch.Tensor, levels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,13 +99,30 @@ def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[
     return top.values - scores.logsumexp(-1, keepdim=True), top.indices
 
 
-def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Which are the highest of each row, int64 [rows, count], ascending; of equals the first."""
+@dataclass(frozen=True)
+class Followed:
+    """Nodes of one level that are followed, [lanes, width] each."""
+
+    places: torch.Tensor  # in the pool, counted from 1; 0 is the root
+    tokens: torch.Tensor
+    parents: torch.Tensor  # which of the nodes followed in the level above
+    scores: torch.Tensor  # float32: logarithms of joint probabilities
+    bits: torch.Tensor  # int32 [lanes, width, words]: which nodes that were followed each sees
+
+
+def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which are the highest of each row, int64 [rows, count], ascending; of equals the first.
+
+    And for 0 and every number counted from 1, int64 [rows, 1 + size], its place among them, counted from 1; or 0.
+    """
     if runs_fused(scores):
         from slipstream.forest_kernels import highest as kernel
 
         return kernel(scores, count)
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
+    chosen = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
+    places = torch.zeros(len(scores), scores.shape[1] + 1, dtype=torch.int64, device=scores.device)
+    ranks = torch.arange(1, count + 1, device=scores.device).expand_as(chosen)
+    return chosen, places.scatter_(1, chosen + 1, ranks)
 
 
 class Pool:
@@ -124,54 +136,55 @@ class Pool:
     def __init__(self, lanes: int, widths: list[int], branch: int, device: str) -> None:
         """`widths`: how many nodes of each level are followed, the root's level first."""
         self.widths = widths
-        self._branch = branch
+        self.branch = branch
         sizes = [width * branch for width in widths]
-        self._starts = [sum(sizes[:level]) for level in range(len(sizes) + 1)]
-        size = self._starts[-1]
-        self._scores = torch.zeros(lanes, size, dtype=torch.float32, device=device)
-        self._tokens = torch.zeros(lanes, size, dtype=torch.int64, device=device)
-        self._parents = torch.zeros(lanes, size, dtype=torch.int64, device=device)  # in the pool, from 1 on; 0: root
+        self.starts = [sum(sizes[:level]) for level in range(len(sizes) + 1)]
+        size = self.starts[-1]
+        self.scores = torch.zeros(lanes, size, dtype=torch.float32, device=device)
+        self.tokens = torch.zeros(lanes, size, dtype=torch.int64, device=device)
+        self.parents = torch.zeros(lanes, size, dtype=torch.int64, device=device)  # in the pool, from 1 on; 0: root
+        zeros = torch.zeros(lanes, 1, dtype=torch.int64, device=device)
+        columns = torch.eye(sum(widths), dtype=torch.int64, device=device)
+        self._own = packed(columns).split(widths)  # the bits of the nodes that are followed, level by level
+        self._roots = Followed(zeros, zeros, zeros, zeros.float(), self._own[0].expand(lanes, 1, -1).contiguous())
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self.starts[-1]
 
     def begin(self) -> Followed:
         """The roots."""
-        lanes = len(self._scores)
-        zeros = torch.zeros(lanes, 1, dtype=torch.int64, device=self._scores.device)
-        return Followed(zeros, zeros, zeros, zeros.float())
+        return self._roots
 
-    def add(self, level: int, above: Followed, scores: torch.Tensor, tokens: torch.Tensor) -> None:
-        """The children of the nodes followed in a level (the root's is 0), [lanes * width, branch] each."""
-        here = slice(self._starts[level], self._starts[level + 1])
+    def grow(
+        self, level: int, above: Followed, scores: torch.Tensor, indices: torch.Tensor, ids: torch.Tensor
+    ) -> Followed | None:
+        """Add the children of the nodes followed in a level (the root's is 0), and choose which of them to follow.
+
+        scores and indices, [lanes * width, branch] each, are what `likeliest` gave; ids [tokens] name the tokens. The
+        likeliest are followed, in their order; below the last level none are.
+        """
+        if runs_fused(scores):
+            from slipstream.forest_kernels import grow as kernel
+
+            followed = kernel(self, level, above, scores, indices, ids, _LEAST)
+            return None if followed is None else Followed(*followed)
+        start, stop = self.starts[level], self.starts[level + 1]
         width = above.places.shape[1]
-        steps = scores.view(-1, width, self._branch).clamp(_LEAST, 0.0)
-        self._scores[:, here] = (above.scores[..., None] + steps).flatten(1)
-        self._tokens[:, here] = tokens.view(-1, width * self._branch)
-        self._parents[:, here] = above.places.repeat_interleave(self._branch, 1)
-
-    def follow(self, level: int) -> Followed:
-        """The likeliest nodes of those added last (below `level`), which are to be followed, in their order."""
-        start, stop = self._starts[level], self._starts[level + 1]
-        top = highest(self._scores[:, start:stop], self.widths[level + 1])
-        here = top + start
-        return Followed(here + 1, self._tokens.gather(1, here), top // self._branch, self._scores.gather(1, here))
+        steps = scores.view(-1, width, self.branch).clamp(_LEAST, 0.0)
+        joint = (above.scores[..., None] + steps).flatten(1)
+        tokens = ids[indices].view(-1, width * self.branch)
+        self.scores[:, start:stop] = joint
+        self.tokens[:, start:stop] = tokens
+        self.parents[:, start:stop] = above.places.repeat_interleave(self.branch, 1)
+        if level + 1 == len(self.widths):
+            return None
+        top, _ = highest(joint, self.widths[level + 1])
+        parents = top // self.branch
+        own = self._own[level + 1]
+        bits = above.bits.gather(1, parents[..., None].expand(-1, -1, own.shape[1])) | own
+        return Followed(top + start + 1, tokens.gather(1, top), parents, joint.gather(1, top), bits)
 
     def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and parents of the `count` likeliest nodes, int64 [lanes, count] each, numbered from 1 on."""
-        chosen = highest(self._scores, count)
-        lanes, size = self._scores.shape
-        numbers = torch.zeros(lanes, size + 1, dtype=torch.int64, device=chosen.device)
-        ranks = torch.arange(1, count + 1, device=chosen.device).expand(lanes, count)
-        numbers.scatter_(1, chosen + 1, ranks)
-        return self._tokens.gather(1, chosen), numbers.gather(1, self._parents.gather(1, chosen))
-
-
-@dataclass(frozen=True)
-class Followed:
-    """Nodes of one level that are followed, [lanes, width] each."""
-
-    places: torch.Tensor  # in the pool, counted from 1; 0 is the root
-    tokens: torch.Tensor
-    parents: torch.Tensor  # which of the nodes followed in the level above
-    scores: torch.Tensor  # float32
+        chosen, places = highest(self.scores, count)
+        return self.tokens.gather(1, chosen), places.gather(1, self.parents.gather(1, chosen))

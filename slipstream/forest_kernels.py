@@ -12,7 +12,7 @@ import triton.language as tl
 from slipstream.choice_kernels import GREEDY, gumbel
 
 if TYPE_CHECKING:
-    from slipstream.forest import Warmth
+    from slipstream.forest import Followed, Pool, Warmth
 
 
 @triton.jit
@@ -132,34 +132,152 @@ def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[
 
 
 @triton.jit
-def _highest(scores, chosen, size, stride, count, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """One row: a number is among the highest if few enough are above it, and its place is how many such stand before.
+def _rank(mine, score, others, against):
+    """Of numbers [N] at places `mine`, how many of `against` [M], at places `others`, come before each."""
+    above = (against[None, :] > score[:, None]) | (
+        (against[None, :] == score[:, None]) & (others[None, :] < mine[:, None])
+    )
+    return tl.sum(above.to(tl.int32), 1)
+
+
+@triton.jit
+def _number(score):
+    """A score that can be compared with others."""
+    return tl.where(score == score, score, float("-inf"))
+
+
+@triton.jit
+def _highest(scores, chosen, places, size, count, BLOCK: tl.constexpr, STEP: tl.constexpr):
+    """One row: a number is among the highest if few enough come before it, and its place is how many such stand left.
 
     Everything is compared with everything: that is quicker than sorting a few hundred numbers.
     """
     row = tl.program_id(0).to(tl.int64)
     mine = tl.arange(0, BLOCK)
     inside = mine < size
-    score = tl.load(scores + row * stride + mine, mask=inside, other=float("-inf"))
-    score = tl.where(score == score, score, float("-inf"))
+    score = _number(tl.load(scores + row * size + mine, mask=inside, other=float("-inf")))
     rank = tl.zeros([BLOCK], tl.int32)
     for start in tl.static_range(0, BLOCK, STEP):
-        other = start + tl.arange(0, STEP)
-        against = tl.load(scores + row * stride + other, mask=other < size, other=float("-inf"))
-        against = tl.where(against == against, against, float("-inf"))
-        above = (against[None, :] > score[:, None]) | (
-            (against[None, :] == score[:, None]) & (other[None, :] < mine[:, None])
-        )
-        rank += tl.sum((above & (other < size)[None, :]).to(tl.int32), 1)
+        others = start + tl.arange(0, STEP)
+        against = _number(tl.load(scores + row * size + others, mask=others < size, other=float("-inf")))
+        rank += _rank(mine, score, others, against)
     taken = inside & (rank < count)
-    place = tl.cumsum(taken.to(tl.int32), 0) - 1
-    tl.store(chosen + row * count + place, mine.to(tl.int64), mask=taken)
+    place = tl.cumsum(taken.to(tl.int32), 0)
+    tl.store(chosen + row * count + place - 1, mine.to(tl.int64), mask=taken)
+    numbers = places + row * (size + 1)
+    tl.store(numbers + 1 + mine, tl.where(taken, place, 0).to(tl.int64), mask=inside)
+    tl.store(numbers + mine, tl.zeros([BLOCK], tl.int64), mask=mine == 0)
 
 
-def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Which are the highest of each row [rows, size], int64 [rows, count], ascending; of equals the first."""
+def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which are the highest of each row [rows, size], ascending; and the places of all among them."""
     rows, size = scores.shape
     chosen = torch.empty(rows, count, dtype=torch.int64, device=scores.device)
+    places = torch.empty(rows, size + 1, dtype=torch.int64, device=scores.device)
     block = triton.next_power_of_2(size)
-    _highest[(rows,)](scores, chosen, size, scores.stride(0), count, BLOCK=block, STEP=min(32, block), num_warps=8)
-    return chosen
+    _highest[(rows,)](scores, chosen, places, size, count, BLOCK=block, STEP=min(32, block), num_warps=8)
+    return chosen, places
+
+
+@triton.jit
+def _joint(above_scores, scores, lane, candidate, inside, least, BRANCH: tl.constexpr, ABOVE: tl.constexpr):
+    """Logarithms of joint probabilities of a lane's candidates."""
+    before = tl.load(above_scores + lane * ABOVE + candidate // BRANCH, mask=inside, other=float("-inf"))
+    step = tl.load(scores + lane * ABOVE * BRANCH + candidate, mask=inside, other=float("-inf"))
+    return before + tl.where(step == step, tl.minimum(tl.maximum(step, least), 0.0), step)
+
+
+@triton.jit(do_not_specialize=["start", "size", "first"])
+def _grow(
+    above_places,  # int64 [lanes, ABOVE]
+    above_scores,  # float32 [lanes, ABOVE]
+    above_bits,  # int32 [lanes, ABOVE, WORDS]
+    scores,  # float32 [lanes * ABOVE, BRANCH]
+    indices,  # int64 [lanes * ABOVE, BRANCH]
+    ids,  # int64 [tokens]
+    pool_scores,  # float32 [lanes, size]
+    pool_tokens,  # int64 [lanes, size]
+    pool_parents,  # int64 [lanes, size]
+    places,  # int64 [lanes, WIDTH], and so all below: the nodes that are followed
+    tokens,
+    parents,
+    joints,  # float32
+    bits,  # int32 [lanes, WIDTH, WORDS]
+    start,  # of this level's nodes in the pool
+    size,
+    first,  # the first column of the nodes that are followed
+    least,
+    ABOVE: tl.constexpr,
+    BRANCH: tl.constexpr,
+    WIDTH: tl.constexpr,  # 0: nothing is followed
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One lane."""
+    lane = tl.program_id(0).to(tl.int64)
+    mine = tl.arange(0, BLOCK)
+    inside = mine < ABOVE * BRANCH
+    joint = _joint(above_scores, scores, lane, mine, inside, least, BRANCH, ABOVE)
+    index = tl.load(indices + lane * ABOVE * BRANCH + mine, mask=inside, other=0)
+    token = tl.load(ids + index, mask=inside, other=0)
+    parent = mine // BRANCH
+    here = lane * size + start + mine
+    tl.store(pool_scores + here, joint, mask=inside)
+    tl.store(pool_tokens + here, token, mask=inside)
+    tl.store(pool_parents + here, tl.load(above_places + lane * ABOVE + parent, mask=inside, other=0), mask=inside)
+    if WIDTH > 0:
+        score = _number(joint)
+        rank = tl.zeros([BLOCK], tl.int32)
+        for begin in tl.static_range(0, BLOCK, STEP):
+            others = begin + tl.arange(0, STEP)
+            real = others < ABOVE * BRANCH
+            against = _joint(above_scores, scores, lane, others, real, least, BRANCH, ABOVE)
+            rank += _rank(mine, score, others, _number(against))
+        taken = inside & (rank < WIDTH)
+        place = tl.cumsum(taken.to(tl.int32), 0) - 1
+        line = lane * WIDTH + place
+        tl.store(places + line, (start + mine + 1).to(tl.int64), mask=taken)
+        tl.store(tokens + line, token, mask=taken)
+        tl.store(parents + line, parent.to(tl.int64), mask=taken)
+        tl.store(joints + line, joint, mask=taken)
+        column = first + place
+        for word in tl.static_range(WORDS):
+            seen = tl.load(above_bits + (lane * ABOVE + parent) * WORDS + word, mask=taken, other=0)
+            own = tl.where((column >> 5) == word, 1 << (column & 31), 0)
+            tl.store(bits + line * WORDS + word, seen | own, mask=taken)
+
+
+def grow(
+    pool: Pool,
+    level: int,
+    above: Followed,
+    scores: torch.Tensor,
+    indices: torch.Tensor,
+    ids: torch.Tensor,
+    least: float,
+) -> tuple[torch.Tensor, ...] | None:
+    """`Pool.grow`; what is followed as the parts of a `Followed`. `least`: the least score that is told apart."""
+    lanes, width = above.places.shape
+    last = level + 1 == len(pool.widths)
+    below = 0 if last else pool.widths[level + 1]
+    words = above.bits.shape[2]
+
+    def numbers(kind: torch.dtype, *more: int) -> torch.Tensor:
+        return torch.empty(lanes, below, *more, dtype=kind, device=scores.device)
+
+    places, tokens, parents = (numbers(torch.int64) for _ in range(3))
+    joints, bits = numbers(torch.float32), numbers(torch.int32, words)
+    block = triton.next_power_of_2(width * pool.branch)
+    _grow[(lanes,)](
+        *(above.places, above.scores, above.bits, scores, indices, ids, pool.scores, pool.tokens, pool.parents),
+        *(places, tokens, parents, joints, bits, pool.starts[level], len(pool), sum(pool.widths[: level + 1]), least),
+        ABOVE=width,
+        BRANCH=pool.branch,
+        WIDTH=below,
+        WORDS=words,
+        BLOCK=block,
+        STEP=min(32, block),
+        num_warps=4,
+    )
+    return None if last else (places, tokens, parents, joints, bits)

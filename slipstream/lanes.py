@@ -6,6 +6,8 @@ path. All of it is in tensors that stay where they are, so that a round can be c
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import numpy as np
 import torch
 
@@ -71,7 +73,19 @@ class Lanes:
         """
         slots = first[:, None] + offsets
         positions = slots if depths is None else first[:, None] + depths
-        return LaneRows(self, slots, positions.clamp(0, self.highest))
+        pages = self.tables.gather(1, slots.clamp_min(0) // PAGE_SIZE)
+        return self._laid(slots.flatten(), positions.flatten(), pages.flatten())
+
+    def rows_of(
+        self, lines: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor
+    ) -> LaneRows:
+        """The same for rows in any order, [rows] each: `lines` says which lane each is of."""
+        begin = first[lines]
+        slots = begin + offsets
+        return self._laid(slots, begin + depths, self.tables[lines, slots // PAGE_SIZE])
+
+    def _laid(self, slots: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor) -> LaneRows:
+        return LaneRows(positions.clamp(0, self.highest), self.highest, pages.long(), slots % PAGE_SIZE)
 
     def advance(self, chosen: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> None:
         """Take the accepted path [lanes, depth], and as the new root the target's choice behind it.
@@ -85,14 +99,19 @@ class Lanes:
 
 
 class LaneRows:
-    """The rows of one pass: as many of every lane."""
+    """The rows of one pass, [rows] each: as many of every lane."""
 
-    def __init__(self, lanes: Lanes, slots: torch.Tensor, positions: torch.Tensor) -> None:
-        self.positions = positions.flatten()
-        self.highest = lanes.highest
-        self._pages = lanes.tables.gather(1, slots.clamp_min(0) // PAGE_SIZE).flatten().long()
-        self._offsets = (slots % PAGE_SIZE).flatten()
-        self.places = None if lanes.device == "cpu" else (self._pages, self._offsets)
+    def __init__(self, positions: torch.Tensor, highest: int, pages: torch.Tensor, offsets: torch.Tensor) -> None:
+        self.positions = positions
+        self.highest = highest
+        self._pages = pages
+        self._offsets = offsets
+        self.places = (pages, offsets) if pages.is_cuda else None
+
+    def split(self, sizes: Seq[int]) -> list[LaneRows]:
+        """So many of them each, in their order."""
+        parts = zip(*(part.split(sizes) for part in (self.positions, self._pages, self._offsets)), strict=True)
+        return [LaneRows(positions, self.highest, pages, offsets) for positions, pages, offsets in parts]
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
         """Put k and v [2, kv heads, rows, size] into one layer."""

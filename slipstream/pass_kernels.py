@@ -125,3 +125,32 @@ def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> to
             BLOCK=_COLUMNS,
         )
     return out
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x, weight = first, first_weight
+    if part == 1:
+        x, weight = second, second_weight
+    values = tl.load(x + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / width + eps)
+    weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    out += row * 2 * width + part * width
+    tl.store(out + columns, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
+
+
+def normed_pair(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Two rows of rows [rows, width], each under a norm of its own, side by side: [rows, 2 * width]."""
+    rows, width = first.shape
+    out = first.new_empty(rows, 2 * width)
+    if rows:
+        _normed_pair[rows, 2](
+            *(first.contiguous(), second.contiguous(), first_weight, second_weight, out, width, eps),
+            BLOCK=triton.next_power_of_2(width),
+        )
+    return out

@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
+
+from slipstream.fused import runs_fused
 
 
 class Late(NamedTuple):
@@ -42,3 +45,15 @@ def late_gate(both: torch.Tensor, late: Late) -> torch.Tensor:
     from slipstream import pass_kernels
 
     return pass_kernels.late_gate(both, late)
+
+
+def normed_pair(
+    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Two kinds of rows [rows, width], each under an RMS norm of its own, side by side: [rows, 2 * width]."""
+    if runs_fused(first):
+        from slipstream import pass_kernels
+
+        return pass_kernels.normed_pair(first, second, first_weight, second_weight, eps)
+    parts = ((first, first_weight), (second, second_weight))
+    return torch.cat([functional.rms_norm(x, weight.shape, weight, eps) for x, weight in parts], -1)

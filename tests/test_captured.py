@@ -31,8 +31,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def host_llm(**options: Any) -> LLM:
-    llm = tiny_llm(context=300, characters=True, **options)
-    return llm
+    return tiny_llm(context=300, characters=True, **options)
 
 
 @pytest.mark.parametrize("speculate", ["none", "suffix", "ngram", "lookahead"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream import forest, noise
-from slipstream.forest import Followed, Pool, Warmth
+from slipstream.forest import Pool, Warmth
 from slipstream.tree import TokenTree
 from tests.interpreted import interpreted
 
@@ -33,10 +33,24 @@ for lanes, nodes, levels in ((1, 1, 0), (3, 12, 4), (2, 64, 6), (2, 70, 9)):
 
 for rows, size, count in ((1, 4, 4), (3, 40, 10), (2, 300, 63)):
     scores = torch.randint(-30, 0, (rows, size)).float()  # many are equal
-    assert kernels.highest(scores.to(device), count).cpu().equal(forest.highest(scores, count))
-    whole = torch.zeros(rows, 2 * size)
-    whole[:, :size] = scores
-    assert kernels.highest(whole[:, :size].to(device), count).cpu().equal(forest.highest(scores, count))
+    for mine, theirs in zip(kernels.highest(scores.to(device), count), forest.highest(scores, count)):
+        assert mine.cpu().equal(theirs)
+
+for lanes, branch, widths in ((1, 1, [1, 1, 1]), (3, 4, [1, 4, 10, 10]), (2, 12, [1, 12, 12])):
+    ids = torch.randperm(500).sort().values
+    mine, theirs = forest.Pool(lanes, widths, branch, device), forest.Pool(lanes, widths, branch, "cpu")
+    ours, wanted = mine.begin(), theirs.begin()
+    for level, width in enumerate(widths):
+        scores = -torch.randint(0, 9, (lanes * width, branch)).float()
+        indices = torch.randint(0, 500, (lanes * width, branch))
+        parts = kernels.grow(mine, level, ours, scores.to(device), indices.to(device), ids.to(device), -60.0)
+        ours = parts and forest.Followed(*parts)
+        wanted = theirs.grow(level, wanted, scores, indices, ids)
+        assert (ours is None) == (wanted is None) == (level + 1 == len(widths))
+        for name in ("places", "tokens", "parents", "scores", "bits") if wanted else ():
+            assert getattr(ours, name).cpu().equal(getattr(wanted, name)), name
+    for name in ("scores", "tokens", "parents"):
+        assert getattr(mine, name).cpu().equal(getattr(theirs, name)), name
 
 for rows, size, count in ((1, 8, 3), (3, 100, 4), (2, 1000, 10)):
     logits = 4 * torch.randn(rows, size)
@@ -106,7 +120,7 @@ def test_a_pool_offers_the_likeliest_nodes_and_their_parents() -> None:
         logs = torch.log_softmax(2 * torch.randn(lanes * width, branch), -1)
         logs[:, 0] = 0.0  # sure: as likely as its parent, which has to come first all the same
         tokens = torch.randint(0, 1000, (lanes * width, branch))
-        pool.add(level, nodes, logs, tokens)
+        followed = pool.grow(level, nodes, logs, tokens, torch.arange(1000))
         for lane in range(lanes):
             for place, score, line in zip(
                 nodes.places[lane].tolist(),
@@ -118,9 +132,10 @@ def test_a_pool_offers_the_likeliest_nodes_and_their_parents() -> None:
                     (score + log, place, token)
                     for log, token in zip(logs[line].tolist(), tokens[line].tolist(), strict=True)
                 ]
-        if level + 1 < len(widths):
-            nodes = pool.follow(level)
-            assert isinstance(nodes, Followed) and nodes.places.shape == (lanes, widths[level + 1])
+        assert (followed is None) == (level + 1 == len(widths))
+        if followed is not None:
+            nodes = followed
+            assert nodes.places.shape == (lanes, widths[level + 1])
     tokens, parents = pool.best(12)
     for lane in range(lanes):
         order = sorted(range(len(grown[lane])), key=lambda place: (-round(grown[lane][place][0], 5), place))[:12]

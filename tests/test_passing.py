@@ -7,6 +7,7 @@ from tests.interpreted import interpreted
 KERNELS = """
 import torch
 from torch.nn import functional
+from slipstream import pass_kernels
 from slipstream.passing import Late, late_gate, turn_and_keep
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,6 +40,9 @@ for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3
         assert kept.eq(7.0).all(), "rows that are not its own were written"
         near(late_gate(qkv, Late(x, 0.3, 1.7)), (lambda g, u: functional.silu(g) * u)(
             *(qkv.float() * 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()).chunk(2, 1)))
+    a, b, c, d = x, torch.randn_like(x), torch.randn(width, device=device), torch.randn(width, device=device)
+    wanted = torch.cat([functional.rms_norm(y.float(), (width,), w, 1e-5) for y, w in ((a, c), (b, d))], 1)
+    near(pass_kernels.normed_pair(a, b, c, d, 1e-5), wanted)
 """
 
 

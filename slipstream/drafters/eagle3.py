@@ -20,6 +20,7 @@ from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
 from slipstream.models.linear import make_draft_linear
+from slipstream.passing import normed_pair
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embed_norm, hidden_norm, _ = self._norms
-        normed = self._normed(hidden, hidden_norm)
-        return torch.cat([self._normed(embedded, embed_norm), normed], -1), normed if self._norm_residual else hidden
+        both = normed_pair(embedded, hidden, embed_norm, hidden_norm, self._eps)
+        return both, both[:, hidden.shape[1] :] if self._norm_residual else hidden
 
     def judged(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._output(self._normed(hidden, self._norms[2]))

@@ -29,6 +29,7 @@ from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
 from slipstream.models.linear import Linear, make_draft_linear
+from slipstream.passing import normed_pair
 from slipstream.sequence import Sequence
 
 
@@ -162,8 +163,7 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         self, embedded: torch.Tensor, hidden: torch.Tensor, number: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         module = self._modules[number]
-        both = self._normed(torch.stack([hidden, embedded], 1), self._ones)  # [rows, 2, width]
-        joined = module.join(both.flatten(1))
+        joined = module.join(normed_pair(hidden, embedded, self._ones, self._ones, self._eps))
         return self._normed(joined, module.input_norm), joined
 
     def judged(self, hidden: torch.Tensor, number: int = 0) -> torch.Tensor:

@@ -32,6 +32,7 @@ from slipstream.drafters.tree_loop import TreeDraft
 from slipstream.drafters.unroll import shifted
 from slipstream.errors import DraftFault
 from slipstream.models.linear import make_draft_linear
+from slipstream.passing import normed_pair
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
@@ -244,7 +245,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embed_norm, hidden_norm, _ = self._norms
-        return torch.cat([self._normed(embedded, embed_norm), self._normed(hidden, hidden_norm)], -1), hidden
+        return normed_pair(embedded, hidden, embed_norm, hidden_norm, self._eps), hidden
 
     def judged(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._output(self._normed(hidden, self._norms[2]))

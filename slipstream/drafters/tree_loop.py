@@ -85,10 +85,10 @@ class TreeLoop(DeviceLoop):
         nodes, logits = pool.begin(), self.begin()
         for level, width in enumerate(pool.widths):
             warmth = self._warmth(level, width) if sampled else None
-            scores, indices = forest.likeliest(logits, self._draft.branch, warmth)
-            pool.add(level, nodes, scores, self.ids[indices])
-            if level + 1 < len(pool.widths):
-                nodes = pool.follow(level)
+            scores, indices = forest.likeliest(logits, pool.branch, warmth)
+            followed = pool.grow(level, nodes, scores, indices, self.ids)
+            if followed is not None:
+                nodes = followed
                 logits = self.follow(level + 1, nodes)
         tokens, parents = pool.best(lanes.nodes)
         lanes.tokens[:, 1:] = tokens
@@ -116,36 +116,38 @@ class TreeLoop(DeviceLoop):
 
 
 class Passes:
-    """The rows of each pass that a loop makes of a model with K/V: what came last, then a level after the other."""
+    """The rows of each pass that a loop makes of a model with K/V: what came last, then a level after the other.
+
+    Where the levels' rows lie follows from where the roots are, so all of it is laid out before the first level.
+    """
 
     def __init__(self, lanes: Lanes, widths: Seq[int], group: int, fresh: int) -> None:
         """`fresh`: rows of the first pass, a chain; `group`: query heads that share a KV head."""
         self._lanes = lanes
-        device = torch.device(lanes.device)
-        columns = sum(widths)
         self._chain = LaneTiles(lanes.tables, fresh, group)
-        self._fresh = torch.arange(fresh, device=device)
-        self._levels = []
+        self._fresh = torch.arange(fresh, device=lanes.device)
+        self._tiles = []
+        lines, offsets, depths = [], [], []
         earlier = 1
         for level, width in enumerate(widths[1:], 1):
-            tiles = LaneTiles(lanes.tables, width, group, earlier=earlier, open_rows=True)
-            offsets = torch.arange(earlier, earlier + width, device=device)
-            depths = torch.full((width,), level, device=device)
-            self._levels.append((tiles, offsets, depths, forest.own_bits(earlier, width, columns, device)))
+            self._tiles.append(LaneTiles(lanes.tables, width, group, earlier=earlier, open_rows=True))
+            lines.append(torch.arange(lanes.size).repeat_interleave(width))
+            offsets.append(torch.arange(earlier, earlier + width).repeat(lanes.size))
+            depths.append(torch.full((lanes.size * width,), level))
             earlier += width
-        self._root_bits = forest.own_bits(0, 1, columns, device).expand(lanes.size, 1, -1)
-        self._bits = self._root_bits
+        self._sizes = [len(level) for level in lines]
+        self._layout = tuple(torch.cat(part).to(lanes.device) for part in (lines, offsets, depths)) if lines else None
+        self._rows: Seq[LaneRows] = ()
 
     def fresh(self, first: torch.Tensor) -> tuple[LaneRows, Tiles]:
-        """The rows from slots `first` [lanes] on."""
-        self._bits = self._root_bits
+        """The rows from slots `first` [lanes] on; and the levels are laid out behind the roots."""
+        if self._layout is not None:
+            lines, offsets, depths = self._layout
+            self._rows = self._lanes.rows_of(lines, self._lanes.slots, offsets, depths).split(self._sizes)
         return self._lanes.rows(first, self._fresh), self._chain.behind(first)
 
     def level(self, level: int, nodes: forest.Followed) -> tuple[LaneRows, Tiles]:
-        """The rows of the nodes that are followed in a level; levels come in their order."""
-        tiles, offsets, depths, own = self._levels[level - 1]
-        above = nodes.parents[..., None].expand(-1, -1, own.shape[1])
-        self._bits = self._bits.gather(1, above) | own
-        slots = self._lanes.slots
-        rows = self._lanes.rows(slots, offsets, depths)
-        return rows, tiles.behind(slots, self._bits.flatten(0, 1), rows.positions)
+        """The rows of the nodes that are followed in a level."""
+        rows = self._rows[level - 1]
+        tiles = self._tiles[level - 1]
+        return rows, tiles.behind(self._lanes.slots, nodes.bits.flatten(0, 1), rows.positions)
