@@ -29,10 +29,11 @@ def choose_rows(
     the tokens that are chosen; temperatures float32 [rows]. `sampled`: whether any row is not greedy. Nothing is asked
     of the host, so that it can be captured.
     """
-    if not sampled:
+    fused = runs_fused(logits)
+    if not (sampled or fused):
         return logits.argmax(dim=-1)
-    keys = noise.fold(noise.fold(stems, positions), noise.MATCH)
-    if runs_fused(logits):
+    keys = noise.fold(noise.fold(stems, positions), noise.MATCH) if sampled else stems  # greedy rows read none
+    if fused:  # also where all are greedy: a library gives a row to one program, which takes its time
         from slipstream.choice_kernels import draw
 
         return draw(logits, keys, temperatures)

@@ -19,6 +19,7 @@ from slipstream.fused import has_triton
 
 _PROGRAMS = 512  # enough to keep a large GPU busy
 _MOST_SPLITS = 64
+_WARPS, _STAGES = 4, 3
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
@@ -97,8 +98,8 @@ class PagedAttention:
             WINDOWED=window is not None,
             CAPPED=self._softcap is not None,
             PRECISION="ieee" if exact else "tf32",
-            num_warps=4,
-            num_stages=2 if exact else 3,
+            num_warps=_WARPS,
+            num_stages=2 if exact else _STAGES,
         )
         if shares > 1:
             lines = tiles.rows * heads
