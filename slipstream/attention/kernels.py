@@ -26,6 +26,36 @@ def _capped(scores, cap):
     return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
 
 
+@triton.jit
+def _lines(
+    tables,
+    table,
+    width,
+    block,
+    columns,
+    head,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Where the rows of a block's columns begin in a layer's pages."""
+    page = tl.load(tables + table * width + block * BLOCK_N // PAGE).to(tl.int64)
+    return (page * KV_HEADS + head) * PAGE * SIZE + (columns % PAGE) * SIZE
+
+
+@triton.jit
+def _absorbed(scores, v_block, peak, weight, total, PRECISION: tl.constexpr):
+    """Peaks, weights and weighted values after one more block of columns."""
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    shares = tl.exp(scores - level[:, None])
+    kept = tl.exp(peak - level)
+    weight = weight * kept + tl.sum(shares, 1)
+    total = total * kept[:, None] + tl.dot(shares.to(v_block.dtype), v_block, input_precision=PRECISION)
+    return higher, weight, total
+
+
 @triton.jit(do_not_specialize=["tiles", "width", "words", "window", "rows"])
 def attend(
     q,  # [rows, q_stride]: the query heads of a row stand first
@@ -104,15 +134,26 @@ def attend(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, PADDED], tl.float32)
-    for block in range(begin, end):
+    # Most blocks lie before all of the rows, which see them as a whole. They take the short way.
+    whole = tl.minimum(end, tl.where(opened >= 0, committed, slot) // BLOCK_N)
+    for block in range(begin, whole):
+        columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        lines = _lines(tables, table, width, block, columns, head, KV_HEADS, PAGE, SIZE, BLOCK_N)
+        k_block = tl.load(keys + lines[None, :] + dims[:, None], mask=inside[:, None], other=0.0)
+        v_block = tl.load(values + lines[:, None] + dims[None, :], mask=inside[None, :], other=0.0)
+        scores = tl.dot(q_block, k_block, input_precision=PRECISION)
+        if CAPPED:
+            scores = _capped(scores, cap)
+        if WINDOWED:
+            scores = tl.where(columns[None, :] > position[:, None] - window, scores, float("-inf"))
+        peak, weight, total = _absorbed(scores, v_block, peak, weight, total, PRECISION)
+    for block in range(tl.maximum(begin, whole), end):
         columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
         there = columns < stop
-        page = tl.load(tables + table * width + block * BLOCK_N // PAGE).to(tl.int64)
-        lines = (page * KV_HEADS + head) * PAGE * SIZE + (columns % PAGE) * SIZE
+        lines = _lines(tables, table, width, block, columns, head, KV_HEADS, PAGE, SIZE, BLOCK_N)
         k_block = tl.load(
             keys + lines[None, :] + dims[:, None], mask=there[None, :] & inside[:, None], other=0.0
         )  # [PADDED, BLOCK_N]
-        # Both are on their way before the first is needed: often a program has but one block to read.
         v_block = tl.load(
             values + lines[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0
         )  # [BLOCK_N, PADDED]
@@ -122,29 +163,20 @@ def attend(
         seen = columns[None, :] <= own[:, None]
         place = columns
         if TREES:
-            # Most blocks are committed as a whole, and every row sees all of them.
-            seen = seen | (opened >= 0)
-            if (opened >= 0) & ((block + 1) * BLOCK_N > committed):
-                behind = columns - committed  # the number of an open column
-                among = there & (behind >= 0)
-                word = tl.load(
-                    bits + at[:, None] * words + (behind >> 5)[None, :], mask=live[:, None] & among[None, :], other=0
-                )
-                marked = ((word >> (behind & 31)[None, :]) & 1) != 0
-                seen = ((behind < 0)[None, :] | marked) & there[None, :]
-                if WINDOWED:
-                    place = tl.where(among, tl.load(open_positions + opened + behind, mask=among, other=0), columns)
+            behind = columns - committed  # the number of an open column
+            among = (opened >= 0) & there & (behind >= 0)
+            word = tl.load(
+                bits + at[:, None] * words + (behind >> 5)[None, :], mask=live[:, None] & among[None, :], other=0
+            )
+            marked = ((word >> (behind & 31)[None, :]) & 1) != 0
+            in_tree = ((behind < 0)[None, :] | marked) & there[None, :]
+            seen = tl.where(opened >= 0, in_tree, seen)
+            if WINDOWED:
+                place = tl.where(among, tl.load(open_positions + opened + behind, mask=among, other=0), columns)
         if WINDOWED:
             seen = seen & (place[None, :] > position[:, None] - window)
         scores = tl.where(seen & live[:, None], scores, float("-inf"))
-
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
-        shares = tl.exp(scores - level[:, None])
-        kept = tl.exp(peak - level)
-        weight = weight * kept + tl.sum(shares, 1)
-        total = total * kept[:, None] + tl.dot(shares.to(v_block.dtype), v_block, input_precision=PRECISION)
-        peak = higher
+        peak, weight, total = _absorbed(scores, v_block, peak, weight, total, PRECISION)
 
     heads = KV_HEADS * GROUP
     line = at * heads + lane

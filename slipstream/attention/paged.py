@@ -17,9 +17,9 @@ from slipstream.attention.tiles import Tiles
 from slipstream.cache import PAGE_SIZE, LayerStore
 from slipstream.fused import has_triton
 
-_PROGRAMS = 512  # enough to keep a large GPU busy
+_PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
 _MOST_SPLITS = 64
-_WARPS, _STAGES = 4, 3
+_WARPS, _STAGES = 4, 2
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
