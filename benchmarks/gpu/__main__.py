@@ -1,6 +1,6 @@
 """The GPU's table: a body of SmolLM2, our plain decoding and every drafter, transformers, and the floor, in one run.
 
-    python -m benchmarks.gpu [--body 8b|1.5b] [--parts floor steps answers batches contexts peers]
+    python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps answers batches contexts peers]
                              [--drafters eagle3 mtp ...] [--questions FILE] [--each 2] [--tokens 160] [--json FILE]
 
 A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks.gpu.timing import captured, device_ms
 from slipstream.models.decoder import Decoder
-from slipstream.models.mlp import DenseMLP
+from slipstream.models.gpu_mixture import GroupedMixture
+from slipstream.models.linear import Linear, PlainLinear
+from slipstream.models.mlp import MLP, DenseMLP
+
+Product = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # and the rows that it is given
 
 
 @dataclass(frozen=True)
@@ -20,32 +25,46 @@ class Floor:
     gb_per_s: float  # of weights that were read
 
 
-def weight_bytes(model: Decoder) -> int:
-    """What the products of one pass read, embeddings left out."""
-    config, size = model.config, model.dtype.itemsize
-    attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    return size * (config.layers * (attention + mlp) + config.hidden_size * config.vocab_size)
-
-
 def floor(model: Decoder, rows: int) -> Floor:
-    """The products over so many rows."""
+    """The products over so many rows. Those of a mixture are the library's, over the rows that chose each expert."""
     config = model.config
 
     def some(width: int) -> torch.Tensor:
         return torch.randn(rows, width, dtype=model.dtype, device=model.device)
 
-    x, mixed, middle = some(config.hidden_size), some(config.heads * config.head_dim), some(config.intermediate_size)
-
-    def products() -> None:
-        for layer in model.layers:
-            assert isinstance(layer.mlp, DenseMLP)
-            layer.qkv(x)
-            layer.out(mixed)
-            layer.mlp.gate_up(x)
-            layer.mlp.down(middle)
-        model.head(x)
-
+    x, mixed = some(config.hidden_size), some(config.heads * config.head_dim)
     with torch.inference_mode():
+        work: list[Product] = []
+        for layer in model.layers:
+            work += [(layer.qkv, x), (layer.out, mixed), *_of_mlp(layer.mlp, x)]
+        work.append((model.head, x))
+
+        def products() -> None:
+            for product, given in work:
+                product(given)
+
         ms = device_ms(captured(products))
-    return Floor(rows, ms, weight_bytes(model) / ms / 1e6)
+        return Floor(rows, ms, weight_bytes(work) / ms / 1e6)
+
+
+def weight_bytes(work: list[Product]) -> int:
+    """What products read, their rows left out: a matrix has as many numbers as an output times an input."""
+    return sum(product(given).shape[1] * given.shape[1] * given.element_size() for product, given in work)
+
+
+def _of_mlp(mlp: MLP, x: torch.Tensor) -> list[Product]:
+    """The products of an MLP over rows [rows, width]."""
+    if isinstance(mlp, DenseMLP):
+        return _gated(mlp.gate_up, mlp.down, x)
+    assert isinstance(mlp, GroupedMixture)
+    work: list[Product] = [(mlp.router, x)]
+    chosen, _ = mlp.choose(x)
+    for number in chosen.unique().tolist():
+        gate_up, down = (PlainLinear(stack[number], None) for stack in mlp.experts)
+        work += _gated(gate_up, down, x[(chosen == number).any(1)])
+    return work
+
+
+def _gated(gate_up: Linear, down: Linear, x: torch.Tensor) -> list[Product]:
+    """Both products; the gates may stand open, it costs the same."""
+    return [(gate_up, x), (down, gate_up(x).chunk(2, 1)[1].contiguous())]

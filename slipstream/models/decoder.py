@@ -26,6 +26,7 @@ from slipstream.models.captured import CapturedPasses
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
 from slipstream.models.fingerprint import Fingerprint
+from slipstream.models.gpu_mixture import GroupedMixture
 from slipstream.models.linear import Linear, add_product, make_linear
 from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
@@ -50,7 +51,7 @@ class Layer:
     out: Linear | PostNorm
     mlp: MLP
     window: int | None
-    scales_late: bool  # on a GPU: rows go into products as they are, and norms are applied behind them
+    scales_late: bool  # on a GPU: rows go into the product with qkv as they are, and the norm is applied behind it
 
 
 class _Turns:
@@ -91,6 +92,9 @@ class Decoder(Model):
         self.device = device
         self._paged = paged_available(device)
         self._captured: WeakKeyDictionary[PagedCache, CapturedPasses] = WeakKeyDictionary()
+        # In float16 the products of rows that have no norm could overflow.
+        self._scales_late = self._paged and quantize == "none" and dtype != torch.float16
+        self._grouped = self._paged and quantize == "none" and self.config.activation == "silu"  # experts, if any
         self._marks = Fingerprint(self.config)
         self._embed, self._head = self._tables(checkpoint)
         self._norm = self._read(checkpoint, "norm")
@@ -155,7 +159,7 @@ class Decoder(Model):
             limit = torch.tensor([q_scale, 1.0]).repeat_interleave(sizes) * config.qkv_clip
             limits = (-limit.to(self.device, self.dtype), limit.to(self.device, self.dtype))
         out: Linear | PostNorm = self._linear(read("o"))
-        mlp = make_mlp(config, config.mixture(index), read, behind_norm("mlp_norm"), self._linear)
+        mlp = make_mlp(config, config.mixture(index), read, behind_norm("mlp_norm"), self._linear, self._grouped)
         if config.post_norms:
             out = PostNorm(out, self._scaled, norm_weight("attn_post_norm").to(self.dtype))
             mlp = PostNorm(mlp, self._scaled, norm_weight("mlp_post_norm").to(self.dtype))
@@ -169,13 +173,7 @@ class Decoder(Model):
             out=out,
             mlp=mlp,
             window=config.window(index),
-            scales_late=self._paged
-            and self.dtype != torch.float16  # in which a sum of rows that have no norm could overflow
-            and bias is None
-            and limits is None
-            and not config.qk_norm
-            and isinstance(mlp, DenseMLP)
-            and mlp.scales_late,
+            scales_late=self._scales_late and bias is None and limits is None and not config.qk_norm,
         )
 
     def forward(
@@ -230,8 +228,10 @@ class Decoder(Model):
                 rows.write(data[index], kv)
             mixed = attend(qkv, data[index], layer.window)
             add_product(x, layer.out, mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
-            if layer.scales_late and isinstance(layer.mlp, DenseMLP):
+            if self._scales_late and isinstance(layer.mlp, DenseMLP) and layer.mlp.scales_late:
                 layer.mlp.onto_(x, late)
+            elif isinstance(layer.mlp, GroupedMixture):
+                layer.mlp.onto_(x, self._scaled(x))
             else:
                 x.add_(layer.mlp(self._scaled(x)))
             if index in taps:
@@ -240,8 +240,8 @@ class Decoder(Model):
 
     @property
     def captures(self) -> bool:
-        """Whether `run_` can be recorded as a graph: experts are chosen by the host, and so is what blocks are read."""
-        return self._paged and self.config.experts == 0
+        """Whether `run_` can be recorded as a graph: not where the host chooses experts, or what blocks are read."""
+        return self._paged and (self.config.experts == 0 or self._grouped)
 
     def attention_over(self, tiles: Tiles) -> Attention:
         """Attention for rows that were laid out before, in buffers that stay where they are."""

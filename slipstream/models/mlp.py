@@ -12,6 +12,7 @@ from torch.nn import functional
 from slipstream.attention.even import LANES, Elementwise, evenly
 from slipstream.fused import gated, runs_fused
 from slipstream.models.config import ModelConfig
+from slipstream.models.gpu_mixture import GroupedMixture, stacked
 from slipstream.models.linear import Linear, MakeLinear, PlainLinear, add_product, make_linear
 from slipstream.passing import Late, late_gate
 
@@ -88,21 +89,34 @@ def make_mlp(
     read: Callable[[str], torch.Tensor],
     behind_norm: BehindNorm,
     linear: MakeLinear,
+    grouped: bool,
 ) -> MLP:
-    """The MLP of one layer; `read` gives its other weights by name, `linear` makes its products."""
+    """The MLP of one layer; `read` gives its other weights by name, `linear` makes its products.
+
+    `grouped`: experts are chosen on a GPU, with plain products and gates of silu.
+    """
     activation = ACTIVATIONS[config.activation]
 
-    def dense(prefix: str) -> DenseMLP:
+    def matrices(prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
         down = read(f"{prefix}down")
         fill = -down.shape[1] % LANES  # units that are always 0 fill the last vector of the width up
         gate, up = (functional.pad(behind_norm.read(prefix + name), (0, 0, 0, fill)) for name in ("gate", "up"))
-        both = linear(torch.cat([gate, up]), columns=behind_norm.columns)
-        return DenseMLP(both, linear(functional.pad(down, (0, fill))), activation)
+        return torch.cat([gate, up]), functional.pad(down, (0, fill))
+
+    def dense(prefix: str) -> DenseMLP:
+        both, down = matrices(prefix)
+        return DenseMLP(linear(both, columns=behind_norm.columns), linear(down), activation)
 
     if not mixture:
         return dense("")
-    experts = [dense(f"experts.{number}.") for number in range(config.experts)]
-    router = behind_norm.read("router")  # small, and a wrong choice is no rounding error: never quantised
-    if behind_norm.columns is not None:
-        router = router * behind_norm.columns
-    return MixtureMLP(make_linear(router), experts, config.experts_per_token, config.norm_topk)
+
+    def router() -> Linear:
+        weight = behind_norm.read("router")  # small, and a wrong choice is no rounding error: never quantised
+        return make_linear(weight if behind_norm.columns is None else weight * behind_norm.columns)
+
+    prefixes = [f"experts.{number}." for number in range(config.experts)]
+    if grouped:
+        stacks = stacked(map(matrices, prefixes), config.experts)
+        return GroupedMixture(router(), stacks, config.experts_per_token, config.norm_topk)
+    experts = [dense(prefix) for prefix in prefixes]
+    return MixtureMLP(router(), experts, config.experts_per_token, config.norm_topk)
