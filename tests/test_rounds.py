@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, SamplingParams, attention
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters.device_draft import DeviceLoop
 from slipstream.engine.burst import TREE_ROUNDS, make_burst
@@ -17,7 +18,7 @@ from slipstream.types import Output
 from slipstream.verify import Match, Rejection
 from tests.heads import random_head
 from tests.laned import burst_on_cpu
-from tests.tiny import tiny_llm
+from tests.tiny import tiny_draft, tiny_llm
 
 # Methods that draft on the device, with the options under which random heads are right often enough to see it.
 TREES: dict[str, dict[str, Any]] = {
@@ -109,6 +110,91 @@ def test_pages_that_rounds_filled_hold_the_right_rows(name: str, monkeypatch: py
     again = llm.generate([told], how)[0]
     assert again.token_ids == fresh.token_ids
     assert again.stats.accepted == fresh.stats.accepted, "the drafter read other rows"
+
+
+@pytest.mark.parametrize(
+    "speculate",
+    [
+        {"model": "tiny:0"},
+        {"model": "tiny:0", "depth": 4, "nodes": 12, "branch": 3},
+        {"model": "tiny:1", "depth": 3, "nodes": 30, "branch": 8},
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_model_drafts_on_the_device(
+    speculate: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = [SamplingParams(temperature=temperature, seed=i, max_tokens=30 + 7 * i) for i in range(3)]
+    plain = tiny_llm(context=300, characters=True).generate(asked(3), how)
+    host, device = (tiny_llm(context=300, characters=True) for _ in range(2))
+    for llm in (host, device):
+        llm.use(tiny_draft({"method": "draft_model", **speculate}))
+    by_host, by_device = host.generate(asked(3), how), burst_on_cpu(device, monkeypatch).generate(asked(3), how)
+    assert [o.token_ids for o in by_device] == [o.token_ids for o in plain]
+    assert list(map(story, by_device)) == list(map(story, by_host))
+    if speculate == {"model": "tiny:0"}:
+        assert all(o.stats.accepted_by_depth[-1] >= o.stats.steps - 3 for o in by_device), "its own draft was refused"
+
+
+class HostReads(TorchDispatchMode):
+    """Counts what makes a GPU wait for the host, or the host for a GPU."""
+
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "_to_copy")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.counting = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        moved = name == "_to_copy" and (kwargs or {}).get("device") not in (None, torch.device("cpu"))
+        if self.counting and name in self.READS and (name != "_to_copy" or moved):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_nothing_is_asked_of_the_host_inside_a_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = burst_on_cpu(drafting_llm(name, TREES[name]), monkeypatch)
+    burst, reads = llm.engine.burst, HostReads()
+    assert burst is not None
+    of_tiles = attention.over_tiles
+
+    def uncounted(*args: Any) -> Any:
+        """The attention of this machine asks the host for everything; that of a GPU is captured without."""
+        reads.counting = False
+        made = of_tiles(*args)
+        reads.counting = True
+
+        def attend(*rows: Any) -> torch.Tensor:
+            reads.counting = False
+            mixed = made(*rows)
+            reads.counting = True
+            return mixed
+
+        return attend
+
+    monkeypatch.setattr(attention, "over_tiles", uncounted)
+    rounds = 0
+    halves = burst.draft, burst.verify
+
+    def counted(half: Any) -> Any:
+        def run(*args: Any) -> None:
+            nonlocal rounds
+            rounds += 1
+            with reads:
+                half(*args)
+
+        return run
+
+    monkeypatch.setattr(burst, "draft", counted(halves[0]))
+    monkeypatch.setattr(burst, "verify", counted(halves[1]))
+    llm.generate(asked(3), SamplingParams(temperature=0.9, seed=1, max_tokens=30))
+    assert rounds > 20 and reads.found == []
+    with reads:
+        assert torch.ones(3).sum().item() == 3
+    assert reads.found == ["_local_scalar_dense"], "the count counts nothing"
 
 
 def test_a_broken_loop_leaves_the_requests_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,8 +148,11 @@ class Drafter(ABC, Generic[Options]):
         Happens only below another drafter, which asks for guesses behind guesses of its own.
         """
 
-    def device_draft(self) -> DeviceDraft | None:
-        """How it drafts where whole rounds run on the device, if it can and its options allow it."""
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        """How it drafts for so many sequences where whole rounds run on the device, if it can and its options allow it.
+
+        Whether it can does not depend on how many there are.
+        """
         return None
 
     def close(self, sequence: Sequence) -> None:

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from slipstream.attention import Segment, tree_segment
-from slipstream.cache import PagedCache
+from slipstream.cache import LayerStore, PagedCache
 from slipstream.drafters.base import Outcome
+from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.levels import CHUNK, GrowingDrafter, Growth, GrowthOptions
+from slipstream.drafters.model_loop import ModelLoop
+from slipstream.drafters.tree_loop import TreeDraft
 from slipstream.drafters.vocabulary import compare_vocabularies
 from slipstream.errors import OptionError
+from slipstream.models.decoder import Decoder
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 
@@ -100,6 +104,24 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
         logits = self._model.forward(self._cache, self.key, segments).logits
         missing = self.target.config.vocab_size - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
+
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        model, plan = self._model, self.plan
+        can = isinstance(model, Decoder) and model.captures and model.config.context >= self.target.longest
+        if not can or not plan.drafts or plan.min_confidence > 0.0 or self.samples:
+            return None  # a tree of one shape has no room for nodes that are not worth it
+        return TreeDraft(self, plan, ModelLoop)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The draft model, where it is one of ours."""
+        assert isinstance(self._model, Decoder)
+        return self._model
+
+    @property
+    def layers(self) -> list[LayerStore]:
+        """Its K/V."""
+        return self._cache.layers(self.key)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 

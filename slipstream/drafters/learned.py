@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
 _NODES_CPU, _NODES_GPU = 16, 63  # what a pass may cost: far more rows come free on a GPU, 64 with the root
+_ROWS_GPU, _LEAST_ROWS_GPU = 256, 4  # of all trees of a pass before products cost more than reading; of one tree
 _WORTH_ON_CPU = 0.04  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
 
 
@@ -77,12 +78,21 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
             return Plan(options.depth, _NODES_CPU, options.branch, options.min_confidence or _WORTH_ON_CPU)
         return Plan(options.depth, _NODES_GPU, options.branch, options.min_confidence)
 
-    def device_draft(self) -> DeviceDraft | None:
-        plan = self.plan
-        loop = self.loop_type()
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        plan, loop = self.plan_for(lanes), self.loop_type()
         if loop is None or not plan.drafts or plan.min_confidence > 0.0 or self.samples:
             return None  # a tree of one shape has no room for nodes that are not worth it
         return TreeDraft(self, plan, loop)
+
+    def plan_for(self, lanes: int) -> Plan:
+        """The plan for each of so many sequences in one pass: where the nodes are ours to choose, they share the rows
+        that come nearly free.
+        """
+        plan = self.plan
+        if self.options.nodes or plan.branch == 1:
+            return plan
+        nodes = min(plan.nodes, max(_LEAST_ROWS_GPU, _ROWS_GPU // lanes) - 1)
+        return replace(plan, nodes=nodes, depth=min(plan.depth, nodes), branch=min(plan.branch, nodes))
 
     def loop_type(self) -> type[TreeLoop] | None:
         """How it grows trees for lanes, if it can."""

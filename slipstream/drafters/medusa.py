@@ -276,8 +276,9 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             self._shapes[plan] = StaticTree.best(self._accuracies[: plan.depth], plan.nodes, plan.branch)
         return self._shapes[plan]
 
-    def device_draft(self) -> DeviceDraft | None:
-        plan = replace(self.plan, depth=min(self.plan.depth, self._heads))
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        plan = self.plan_for(lanes)
+        plan = replace(plan, depth=min(plan.depth, self._heads))
         static = plan.drafts and self.options.tree == "static" and plan.min_confidence == 0.0 and not self.samples
         return StaticDraft(self, self._shape(plan)) if static else None
 

@@ -317,8 +317,8 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         """What tokens before change about guesses: ids [...] and gates [..., rank] -> [..., draft tokens]."""
         return (self._links[torch.searchsorted(self.vocab, before)] * gates) @ self._pull.T
 
-    def device_draft(self) -> DeviceDraft | None:
-        plan = self.plan
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        plan = self.plan_for(lanes)
         trees = plan.drafts and plan.depth > 1 and plan.min_confidence == 0.0 and not self.samples
         return TreeDraft(self, replace(plan, depth=min(plan.depth, self._block)), ParallelLoop) if trees else None
 

@@ -42,8 +42,7 @@ def make_burst(model: Model, cache: PagedCache, drafter: AnyDrafter, verifier: V
     """Bursts, where such an engine can run them: a pass can be captured, and so can drafting, if there is any."""
     if not (isinstance(model, Decoder) and model.captures and isinstance(verifier, Match)):
         return None
-    draft = drafter.device_draft()
-    return Burst(model, cache, drafter, draft) if drafter.blind or draft is not None else None
+    return Burst(model, cache, drafter) if drafter.blind or drafter.device_draft(1) is not None else None
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Size:
     """All that rounds of one size of batch need."""
 
     lanes: Lanes
+    draft: DeviceDraft | None
     loop: DeviceLoop | None
     tiles: LaneTiles
     told: torch.Tensor  # int64 [rounds, lanes, 2 + depth + 1]: accepted, deepest, taken
@@ -60,14 +60,11 @@ class Size:
 class Burst:
     """Runs bursts over one model and cache."""
 
-    def __init__(self, model: Decoder, cache: PagedCache, drafter: AnyDrafter, draft: DeviceDraft | None) -> None:
+    def __init__(self, model: Decoder, cache: PagedCache, drafter: AnyDrafter) -> None:
         self._model = model
         self._cache = cache
         self._drafter = drafter
-        self._draft = draft
-        self._nodes, self._depth = (draft.nodes, draft.depth) if draft else (0, 0)
-        self._scratch = max(self._nodes, draft.scratch) if draft else 0
-        self._rounds = TREE_ROUNDS if draft else PLAIN_ROUNDS
+        self._rounds = PLAIN_ROUNDS if drafter.blind else TREE_ROUNDS
         self._sizes: dict[int, Size] = {}
         self.graphs = Graphs(model.device)
 
@@ -85,7 +82,7 @@ class Burst:
             if sequence.first_token_at is None:
                 continue
             plain = sequence.sampler.simple and sequence.params.logprobs is None and sequence.stops is None
-            if not plain or len(item.pending) > 1 or (self._draft is not None and sequence.drafter_dropped):
+            if not plain or len(item.pending) > 1 or (sequence.drafter_dropped and not self._drafter.blind):
                 return []
             sequences.append(sequence)
         return sequences
@@ -95,16 +92,15 @@ class Burst:
 
         Nobody is set aside for a burst: that is for a single step to do, when it must.
         """
+        size = self._size(sequences)
         rounds = min(self._rounds, max(s.remaining for s in sequences))
         while rounds:
-            rows = [s.cached + rounds * (1 + self._depth) + self._scratch for s in sequences]
+            rows = [s.cached + rounds * (1 + size.lanes.depth) + _scratch(size.draft) for s in sequences]
             pages = (-(-n // PAGE_SIZE) - len(s.table.pages) for n, s in zip(rows, sequences, strict=True))
             if sum(max(0, missing) for missing in pages) <= self._cache.available:
                 for sequence, count in zip(sequences, rows, strict=True):
                     self._cache.reserve(sequence.table, count)
-                if self._draft is None or self._draft.prepare(sequences):
-                    return rounds
-                return 0
+                return rounds if size.draft is None or size.draft.prepare(sequences) else 0
             rounds //= 2
         return 0
 
@@ -122,7 +118,7 @@ class Burst:
         counts = []
         for lane, sequence in enumerate(sequences):
             start = sequence.cached
-            taken = [Taken(line[2 : 3 + line[0]], self._nodes, line[1]) for line in told[:, lane].tolist()]
+            taken = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
             count = emit_rounds(sequence, taken, self._drafter.name)
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
             self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
@@ -134,25 +130,30 @@ class Burst:
 
     def filled(self, sequences: list[Sequence]) -> Size:
         """The buffers for a batch, set up for these."""
-        count = bucket(len(sequences))
-        if count not in self._sizes:
-            self._sizes[count] = self._made(count)
-        size, draft = self._sizes[count], self._draft
-        known = [len(s.tokens) - 1 if draft is None else draft.known(s) for s in sequences]
+        size = self._size(sequences)
+        known = [len(s.tokens) - 1 if size.draft is None else size.draft.known(s) for s in sequences]
         size.lanes.fill(sequences, known, self._cache.idle_page)
         if size.loop is not None:
             size.loop.fill(sequences)
         size.number.zero_()
         return size
 
+    def _size(self, sequences: list[Sequence]) -> Size:
+        count = bucket(len(sequences))
+        if count not in self._sizes:
+            self._sizes[count] = self._made(count)
+        return self._sizes[count]
+
     def _made(self, count: int) -> Size:
         config, device = self._model.config, self._model.device
-        spare = self._rounds * (1 + self._depth) + self._scratch
-        lanes = Lanes(count, self._nodes, self._depth, config.context, spare, device)
-        tiles = LaneTiles(lanes.tables, 1 + self._nodes, config.heads // config.kv_heads, open_rows=self._nodes > 0)
-        told = torch.zeros(self._rounds, count, 3 + self._depth, dtype=torch.int64, device=device)
-        loop = None if self._draft is None else self._draft.loop(lanes)
-        return Size(lanes, loop, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
+        draft = self._drafter.device_draft(count)
+        nodes, depth = (draft.nodes, draft.depth) if draft else (0, 0)
+        spare = self._rounds * (1 + depth) + _scratch(draft)
+        lanes = Lanes(count, nodes, depth, config.context, spare, device)
+        tiles = LaneTiles(lanes.tables, 1 + nodes, config.heads // config.kv_heads, open_rows=nodes > 0)
+        told = torch.zeros(self._rounds, count, 3 + depth, dtype=torch.int64, device=device)
+        loop = None if draft is None else draft.loop(lanes)
+        return Size(lanes, draft, loop, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
 
     def _tell(self, size: Size, sequences: list[Sequence], rounds: int) -> npt.NDArray[np.int64]:
         """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...]."""
@@ -209,6 +210,11 @@ class Burst:
         places = torch.arange(1, lanes.depth + 1, device=lanes.device).expand_as(path)
         nodes = torch.where(path > 0, path, places)
         lanes.rows(lanes.slots, nodes).move(self._cache, TARGET, lanes.rows(lanes.slots, places))
+
+
+def _scratch(draft: DeviceDraft | None) -> int:
+    """Rows behind a root that a round may write: those of the tree, or of what drafting needs."""
+    return 0 if draft is None else max(draft.nodes, draft.scratch)
 
 
 class _Collected:
