@@ -205,6 +205,13 @@ class PagedCache:
         del self._serial_of[page]
         del self._filled[page]
 
+    def forget_idle(self) -> None:
+        """Let nobody find the pages any more that have no user."""
+        for page in self._idle:
+            self._forget(page)
+            heapq.heappush(self._free, page)
+        self._idle.clear()
+
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     def commit(self, table: PageTable, store: str, start: int, slots: Sequence[int]) -> None:

@@ -99,6 +99,8 @@ class LLM:
             if not self._engine.scheduler.idle:
                 raise OptionError("the drafter cannot be changed while requests are running")
             self._remove_stores()
+            # Pages of earlier requests lack what the next drafter keeps beside K/V: it would be blind to those prompts.
+            self.cache.forget_idle()
         self._install(parse_speculate(None))
         self._install(spec)
 

@@ -293,3 +293,16 @@ def test_nonsense_of_a_drafter_is_a_fault_and_not_a_bent_distribution(kind: str,
     (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, seed=1))
     assert output.stats.draft_faults == 1
     assert len(output.token_ids) == 5
+
+
+def test_another_drafter_finds_no_pages_that_it_knows_nothing_of() -> None:
+    """What it keeps beside K/V would be missing there, and it would guess blindly behind them."""
+    llm = tiny_llm()
+    prompt = [7, 3] * (PAGE_SIZE + 10)
+    llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=2))
+    table = llm.cache.open(prompt)
+    assert len(table.pages) == 2
+    llm.cache.release(table)
+    llm.use("suffix")
+    assert llm.cache.open(prompt).pages == []
+    assert llm.cache.available == llm.cache.capacity

@@ -34,7 +34,7 @@ class LearnedOptions(GrowthOptions):
     `branch`: 1 for a chain. `draw` is that of `draft_model`.
     """
 
-    depth: int = 6
+    depth: int = 8
     branch: int = 4
     checkpoint: str = ""
 
