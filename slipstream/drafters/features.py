@@ -12,7 +12,7 @@ class FeatureStore:
     """What a head reads of the tokens before the root: the tapped layers' rows, side by side.
 
     Rows are only appended, as the target commits them. Where a prefix was found in the cache but its hidden states were
-    not (its request went on without drafts), the rows are zeros: the head guesses worse behind them, and nothing else happens.
+    not (its request went on without drafts), the rows are zeros: the head guesses worse behind them, and that is all.
     """
 
     def __init__(self, cache: PagedCache, name: str, taps: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
