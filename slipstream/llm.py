@@ -48,7 +48,8 @@ class LLM:
     `speculate`: a drafter's name with options ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or
     None for plain decoding. `max_model_len`: longest sequence, prompt included (default: the model's own context; what
     does not fit into memory is refused). `cache_tokens`: tokens of context that all running requests have together.
-    `quantize`: what the weights are kept in on a CPU, none, int8, int4 or auto (see docs/quantization.md).
+    `quantize`: what the weights are kept in on a CPU, none, int8, int4 or auto (see docs/quantization.md). `exact`: the
+    same text with any drafter bit for bit, on a GPU too and in 16 bits, or an error (see docs/exact.md).
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         quantize: str = "auto",
+        exact: bool = False,
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         cache_tokens: int | None = None,
@@ -73,10 +75,12 @@ class LLM:
             raise OptionError(f"max_num_seqs={max_num_seqs} is out of range", hint="valid: 1 or more")
         if self._verifier.lossy:
             log.warning("verifier %r is lossy: answers may leave the model's own distribution", verifier)
-        self.model, self.tokenizer = load_model(model, dtype=dtype, device=device, quantize=quantize)
+        self.model, self.tokenizer = load_model(model, dtype=dtype, device=device, quantize=quantize, exact=exact)
         self.quantize = self.model.quantize if isinstance(self.model, Decoder) else "none"  # what `auto` stands for
         self.max_model_len = self._length(max_model_len)
         self.exact = is_exact(self.model)  # bitwise equality of speculative and plain text on this machine
+        if exact and not self.exact:
+            raise OptionError("exact: a row depends on its company in the kernels of this machine", hint="leave it out")
         pages = self._pages(cache_tokens)
         self.cache = PagedCache(pages, self.model.device)
         self.model.add_store(self.cache, TARGET)

@@ -11,6 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
+# The interpreter makes numbers of arrays of one element, for the ends of loops; NumPy no longer does that by itself.
+_LOOPS = """
+from triton.runtime import interpreter
+
+patch = interpreter._patch_lang_tensor
+
+def patch_loops(tensor, scope):
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+interpreter._patch_lang_tensor = patch_loops
+"""
+
 
 def interpreted(script: str) -> None:
     """Run a script in a process of its own: the interpreter has to be chosen before the kernels are imported."""
@@ -21,5 +34,6 @@ def interpreted(script: str) -> None:
     environment = {**os.environ, "PYTHONPATH": path}
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
+        script = _LOOPS + script
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

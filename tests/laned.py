@@ -35,7 +35,14 @@ def row_segments(tiles: Tiles) -> list[Segment]:
 
 
 def over_tiles(
-    tiles: Tiles, heads: int, kv_heads: int, size: int, device: str, softcap: float | None = None
+    tiles: Tiles,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    device: str,
+    softcap: float | None = None,
+    *,
+    exact: bool = False,
 ) -> Attention:
     """`attention.over_tiles` for a machine without a GPU."""
     return BlockAttention(row_segments(tiles), heads, kv_heads, size, device, softcap)

@@ -35,6 +35,7 @@ ORDER = [
     "lanes",
     "pass_kernels",
     "passing",
+    "exact_kernels",
     "models",
     "drafters",
     "policy",

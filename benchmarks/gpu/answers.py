@@ -52,7 +52,7 @@ class Answers:
         total = _sum(self.stats)
         same = worst = None
         if plain is not None:
-            agreed = sum(_agreeing(a, b) for a, b in zip(self.tokens, plain.tokens, strict=True))
+            agreed = sum(agreeing(a, b) for a, b in zip(self.tokens, plain.tokens, strict=True))
             same = agreed / sum(map(len, plain.tokens))
             pairs = zip(self.stats, plain.stats, strict=True)
             worst = min(a.tokens_per_second / b.tokens_per_second for a, b in pairs if b.decoded > 8)
@@ -77,7 +77,8 @@ def _sum(stats: list[Stats]) -> Stats:
     return total
 
 
-def _agreeing(one: list[int], other: list[int]) -> int:
+def agreeing(one: list[int], other: list[int]) -> int:
+    """How many tokens two answers have in common before they part."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

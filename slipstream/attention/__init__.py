@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from slipstream.attention.blocks import BlockAttention
+from slipstream.attention.exact_paged import ExactPagedAttention
 from slipstream.attention.paged import PagedAttention, paged_available
 from slipstream.attention.segment import Segment, tree_segment
 from slipstream.attention.tiles import LaneTiles, Tiles
@@ -15,23 +16,41 @@ Attention = Callable[[torch.Tensor, LayerStore, int | None], torch.Tensor]
 
 
 def attention_over(
-    segments: Sequence[Segment], heads: int, kv_heads: int, size: int, device: str, softcap: float | None = None
+    segments: Sequence[Segment],
+    heads: int,
+    kv_heads: int,
+    size: int,
+    device: str,
+    softcap: float | None = None,
+    *,
+    exact: bool = False,
 ) -> Attention:
-    """The attention of one pass, as it is done on this device."""
-    kind = PagedAttention if paged_available(device) else BlockAttention
+    """The attention of one pass, as it is done on this device; `exact`: on a GPU too no row depends on the others."""
+    if not paged_available(device):
+        return BlockAttention(segments, heads, kv_heads, size, device, softcap)
+    kind = ExactPagedAttention if exact else PagedAttention
     return kind(segments, heads, kv_heads, size, device, softcap)
 
 
 def over_tiles(
-    tiles: Tiles, heads: int, kv_heads: int, size: int, device: str, softcap: float | None = None
+    tiles: Tiles,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    device: str,
+    softcap: float | None = None,
+    *,
+    exact: bool = False,
 ) -> Attention:
     """The attention of a pass whose rows were laid out on the device; there must be a GPU."""
-    return PagedAttention((), heads, kv_heads, size, device, softcap, tiles)
+    kind = ExactPagedAttention if exact else PagedAttention
+    return kind((), heads, kv_heads, size, device, softcap, tiles)
 
 
 __all__ = [
     "Attention",
     "BlockAttention",
+    "ExactPagedAttention",
     "LaneTiles",
     "PagedAttention",
     "Segment",

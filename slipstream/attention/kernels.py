@@ -15,13 +15,13 @@ STOP, OPEN = tl.constexpr(facts.STOP), tl.constexpr(facts.OPEN)
 
 
 @triton.jit
-def _field(fields, which, tiles, tile):
+def field(fields, which, tiles, tile):
     """One fact about a tile; `fields` is [facts, tiles]."""
     return tl.load(fields + which * tiles + tile)
 
 
 @triton.jit
-def _capped(scores, cap):
+def capped(scores, cap):
     """cap * tanh(scores), tanh by an exponential that may overflow: 2 / inf is 0."""
     return cap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
 
@@ -91,10 +91,10 @@ def attend(
 ):
     """A tile of one sequence's rows, for the query heads of one KV head, over one share of the sequence's columns."""
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row = _field(fields, ROW, tiles, tile)
-    count = _field(fields, COUNT, tiles, tile)
-    table = _field(fields, TABLE, tiles, tile)
-    slot = _field(fields, SLOT, tiles, tile)
+    row = field(fields, ROW, tiles, tile)
+    count = field(fields, COUNT, tiles, tile)
+    table = field(fields, TABLE, tiles, tile)
+    slot = field(fields, SLOT, tiles, tile)
 
     queries = tl.arange(0, BLOCK_M)
     mine = queries // GROUP  # the row of a query, inside the tile
@@ -116,10 +116,10 @@ def attend(
     committed = 0
     opened = -1
     if TREES:
-        committed = _field(fields, COMMITTED, tiles, tile)
-        opened = _field(fields, OPEN, tiles, tile)
+        committed = field(fields, COMMITTED, tiles, tile)
+        opened = field(fields, OPEN, tiles, tile)
         if opened >= 0:
-            stop = _field(fields, STOP, tiles, tile)
+            stop = field(fields, STOP, tiles, tile)
         position = tl.load(positions + row + mine, mask=live & (opened >= 0), other=0)
         position = tl.where(opened >= 0, position, own)
 
@@ -159,7 +159,7 @@ def attend(
         )  # [BLOCK_N, PADDED]
         scores = tl.dot(q_block, k_block, input_precision=PRECISION)
         if CAPPED:
-            scores = _capped(scores, cap)
+            scores = capped(scores, cap)
         seen = columns[None, :] <= own[:, None]
         place = columns
         if TREES:

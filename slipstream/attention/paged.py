@@ -92,7 +92,7 @@ class PagedAttention:
             PADDED=padded,
             PAGE=PAGE_SIZE,
             BLOCK_M=tiles.queries,
-            BLOCK_N=_columns(padded * q.dtype.itemsize),
+            BLOCK_N=block_columns(padded * q.dtype.itemsize),
             SPLITS=shares,
             TREES=tiles.trees,
             WINDOWED=window is not None,
@@ -114,7 +114,7 @@ def splits(tiles: int, kv_heads: int) -> int:
     return 1 << min(_MOST_SPLITS, max(1, _PROGRAMS // programs)).bit_length() - 1
 
 
-def _columns(row_bytes: int) -> int:
+def block_columns(row_bytes: int) -> int:
     """Columns of one product: fewer where the heads are wide. A power of two, so that pages are whole blocks."""
     columns = _MOST_COLUMNS
     while columns > _LEAST_COLUMNS and columns * row_bytes > _BLOCK_BYTES:

@@ -116,7 +116,7 @@ def check(
 def examine(setup: ModelSetup) -> Findings:
     """Read headers and tokenizers and do the sums."""
     spec = setup.drafter()
-    from slipstream.models.load import choose_device, choose_dtype, choose_quantize, weight_bytes
+    from slipstream.models.load import choose_device, choose_dtype, choose_quantize, require_exact, weight_bytes
     from slipstream.models.loader import open_model
 
     device = choose_device(setup.device)
@@ -124,6 +124,8 @@ def examine(setup: ModelSetup) -> Findings:
     fetch_models(setup.model, spec)
     target = open_model(setup.model)
     quantize = choose_quantize(setup.quantize, target, dtype, device)
+    if setup.exact:
+        require_exact(target, dtype, device)
     length = _length(setup.max_model_len, target.config.context)
     drafts = [_examine_draft(part, target, dtype, device, length) for part in spec.parts() if part.model is not None]
     parts = (part for part in spec.parts() if part.model is None)

@@ -37,6 +37,7 @@ def open_llm(setup: EngineSetup) -> LLM:
             dtype=setup.dtype,
             device=setup.device,
             quantize=setup.quantize,
+            exact=setup.exact,
             max_model_len=setup.max_model_len,
         )
 

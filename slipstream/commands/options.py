@@ -43,6 +43,7 @@ class ModelSetup:
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto"
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto"
     quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto"
+    exact: Annotated[bool, Described("the same text with any drafter bit for bit, on a GPU too, at a price")] = False
     max_model_len: Annotated[
         int | None, Described("longest sequence in tokens, prompt included (default: the model's own)")
     ] = None

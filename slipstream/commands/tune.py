@@ -42,6 +42,7 @@ def tune(
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
     quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto",
+    exact: Annotated[bool, Described("the same text with any drafter bit for bit, on a GPU too, at a price")] = False,
     threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
     as_json: Annotated[bool, Described("print the finding as JSON", ("--json",))] = False,
 ) -> None:
@@ -52,7 +53,15 @@ def tune(
         raise OptionError(f"budget={budget:g} is out of range", hint="valid: seconds, above 0")
     extra = _require_writable(Path(output).expanduser()) if output is not None else None
     conversations = _conversations(prompts)
-    setup = EngineSetup(model=model, speculate="none", dtype=dtype, device=device, quantize=quantize, threads=threads)
+    setup = EngineSetup(
+        model=model,
+        speculate="none",
+        dtype=dtype,
+        device=device,
+        quantize=quantize,
+        exact=exact,
+        threads=threads,
+    )
     llm = open_llm(setup)
     finding = _search(method, llm, conversations, budget)
     finding["prompts"] = {"source": prompts or "built in", **finding["prompts"]}

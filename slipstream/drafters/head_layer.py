@@ -12,7 +12,7 @@ from slipstream.cache import LayerStore
 from slipstream.drafters.head_rows import HeadRows
 from slipstream.fused import gated, runs_fused, turned
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import PlainLinear, add_product, make_draft_linear
+from slipstream.models.linear import AddingLinear, add_product, make_draft_linear
 from slipstream.models.rope import inverse_frequencies
 from slipstream.models.unfold import PlainLayer
 from slipstream.passing import Late, late_gate
@@ -132,7 +132,7 @@ class PagedHeadLayer:
         """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""
         mixed = rows.mix(self._qkv(inputs), store)
         mixed = mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype)
-        if isinstance(self._out, PlainLinear) and runs_fused(inputs):
+        if isinstance(self._out, AddingLinear) and runs_fused(inputs):
             x = self._out.onto(residual, mixed)
             late = Late(x, self._config.norm_eps * x.shape[1], x.shape[1] ** 0.5)
             add_product(x, self._down, late_gate(self._gate_up(x), late))

@@ -25,6 +25,7 @@ from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.models.captured import CapturedPasses
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
+from slipstream.models.exact_linear import ExactLinear
 from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.gpu_mixture import GroupedMixture
 from slipstream.models.linear import Linear, add_product, make_linear
@@ -84,8 +85,12 @@ class PlacedRows(Protocol):
 class Decoder(Model):
     """A decoder-only transformer with rotary positions, RMS norms and gated MLPs, dense or a mixture of experts."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: str, quantize: str = "none") -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: str, quantize: str = "none", *, exact: bool = False
+    ) -> None:
+        """`exact`: let no row depend on the others on a GPU either; elsewhere it says nothing new."""
         self.quantize = quantize  # what the weights are kept in: none (as `dtype` says), int8 or int4
+        self.exact = exact and device != "cpu"
         self.config = checkpoint.config
         self.name = checkpoint.name
         self.dtype = dtype
@@ -114,7 +119,7 @@ class Decoder(Model):
         """The embedding table and the output product. Where the layers have 4 bits these have 8, which they need."""
         embed, tied = self._read(checkpoint, "embed"), self.config.tied_head
         if self.quantize == "none":
-            return embed, make_linear(embed if tied else self._read(checkpoint, "head"))
+            return embed, self._linear(embed if tied else self._read(checkpoint, "head"))
         table = Int8Matrix(embed)
         del embed  # one matrix at a time is wide
         return table, Int8Linear(table if tied else Int8Matrix(self._read(checkpoint, "head")))
@@ -122,6 +127,8 @@ class Decoder(Model):
     def _linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
     ) -> Linear:
+        if self.exact:
+            return ExactLinear(weight, bias)
         if self.quantize == "none":
             return make_linear(weight, bias)  # `behind_norm` has folded the columns in
         return quantized_linear(self.quantize, weight, bias, columns)
@@ -192,9 +199,8 @@ class Decoder(Model):
                 self._captured[cache] = CapturedPasses(self)
             return self._captured[cache].run(cache, store, segments, taps)
         rows = Rows(segments, self.device)
-        attend = attention_over(
-            segments, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap
-        )
+        shape = config.heads, config.kv_heads, config.head_dim
+        attend = attention_over(segments, *shape, self.device, config.attention_softcap, exact=self.exact)
         x, done = self._enter(cache, store, segments, rows)
         entered = {done - 1: x.clone()} if done - 1 in taps else {}
         which = range(done, config.layers) if layers is None else layers
@@ -246,9 +252,8 @@ class Decoder(Model):
     def attention_over(self, tiles: Tiles) -> Attention:
         """Attention for rows that were laid out before, in buffers that stay where they are."""
         config = self.config
-        return attention.over_tiles(
-            tiles, config.heads, config.kv_heads, config.head_dim, self.device, config.attention_softcap
-        )
+        shape = config.heads, config.kv_heads, config.head_dim
+        return attention.over_tiles(tiles, *shape, self.device, config.attention_softcap, exact=self.exact)
 
     def _enter(
         self, cache: PagedCache, store: str, segments: Sequence[Segment], rows: Rows

@@ -6,13 +6,15 @@ on how many tokens share its pass. Two forms give a row the same bits whatever i
 * `PackedLinear`: MKL with the weights packed once. Also much faster than `F.linear` for 2 to 64 rows.
 * `TiledLinear`: `F.linear` in tiles of a fixed number of rows, for CPUs without MKL.
 
-Elsewhere (CUDA, 16-bit on a CPU) `PlainLinear` is used, and the model says that it is not exact.
+Elsewhere (CUDA, 16-bit on a CPU) `PlainLinear` is used, and the model says that it is not exact. On a GPU that can be
+had too: `exact_linear.py`.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -37,7 +39,7 @@ class Linear(Protocol):
 
 def add_product(total: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
     """total += part(x), in one go where the part is a product that can."""
-    if isinstance(part, PlainLinear):
+    if isinstance(part, AddingLinear):
         part.onto_(total, x)
     else:
         total.add_(part(x))
@@ -53,29 +55,44 @@ class MakeLinear(Protocol):
         ...
 
 
-class PlainLinear:
-    """Whatever kernel the library picks."""
+class AddingLinear(ABC):
+    """A product with a weight that stays as it is, which can add itself to what is there."""
 
-    exact = False
+    exact: bool
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.linear(x, self._weight, self._bias)
+    @abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
     @property
     def biased(self) -> bool:
         """Whether something is added to the product."""
         return self._bias is not None
 
+    @abstractmethod
     def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """total [rows, out] + the product, as the product's own last act."""
+
+    @abstractmethod
+    def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """The same in place."""
+
+
+class PlainLinear(AddingLinear):
+    """Whatever kernel the library picks."""
+
+    exact = False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+    def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(total if self._bias is None else total + self._bias, x, self._weight.T)
 
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """The same in place."""
         total.addmm_(x, self._weight.T)
         if self._bias is not None:
             total += self._bias

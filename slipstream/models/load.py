@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
+from slipstream.fused import has_triton
 from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
@@ -83,8 +84,27 @@ def _obstacle(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, de
     return None if int8_levels() else "8-bit products are not computed rightly on this CPU"
 
 
+def require_exact(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> None:
+    """Refuse `exact` where it is known beforehand that some rows would depend on others."""
+    if device == "cpu":
+        if dtype != torch.float32:
+            raise OptionError(f"exact: on a CPU products in {_name(dtype)} are not exact", hint="use dtype float32")
+        return
+    if isinstance(checkpoint, AdapterCheckpoint):
+        raise OptionError(f"exact: {checkpoint.name} runs through transformers", hint="use device cpu, or leave it out")
+    if checkpoint.config.experts:
+        raise OptionError("exact: mixtures of experts are exact on a CPU only", hint="use device cpu, or leave it out")
+    if not has_triton():
+        raise OptionError("exact: its kernels on a GPU need triton", hint="pip install triton, or leave it out")
+
+
 def load_model(
-    model: str | Path | Checkpoint, *, dtype: str | torch.dtype, device: str, quantize: str = "auto"
+    model: str | Path | Checkpoint,
+    *,
+    dtype: str | torch.dtype,
+    device: str,
+    quantize: str = "auto",
+    exact: bool = False,
 ) -> tuple[Model, Tokenizer | None]:
     """Load a model, by name or opened already, and its tokenizer. Too little memory is told before anything is read."""
     device = choose_device(device)
@@ -93,9 +113,11 @@ def load_model(
     chosen = choose_dtype(dtype, device)
     checkpoint = open_model(model) if isinstance(model, str | Path) else model
     mode = choose_quantize(quantize, checkpoint, chosen, device)
+    if exact:
+        require_exact(checkpoint, chosen, device)
     require_memory(checkpoint.name, checkpoint.config, chosen, device, mode)
     if not isinstance(checkpoint, AdapterCheckpoint):
-        return Decoder(checkpoint, chosen, device, mode), checkpoint.tokenizer()
+        return Decoder(checkpoint, chosen, device, mode, exact=exact), checkpoint.tokenizer()
     from slipstream.models.adapter import Adapter  # needs transformers, which the decoder does not
 
     adapter = Adapter(checkpoint, chosen, device)

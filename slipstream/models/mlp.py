@@ -13,7 +13,7 @@ from slipstream.attention.even import LANES, Elementwise, evenly
 from slipstream.fused import gated, runs_fused
 from slipstream.models.config import ModelConfig
 from slipstream.models.gpu_mixture import GroupedMixture, stacked
-from slipstream.models.linear import Linear, MakeLinear, PlainLinear, add_product, make_linear
+from slipstream.models.linear import AddingLinear, Linear, MakeLinear, add_product, make_linear
 from slipstream.passing import Late, late_gate
 
 even_silu: Elementwise = partial(evenly, functional.silu)
@@ -47,7 +47,7 @@ class DenseMLP:
     @property
     def scales_late(self) -> bool:
         """Whether its rows may come without their norm, which is then applied behind the first product."""
-        return self.activation is even_silu and isinstance(self.gate_up, PlainLinear) and not self.gate_up.biased
+        return self.activation is even_silu and isinstance(self.gate_up, AddingLinear) and not self.gate_up.biased
 
     def onto_(self, total: torch.Tensor, late: Late) -> None:
         """Add to `total` what the rows of `late` give; on a GPU, and where `scales_late` says so."""

@@ -37,6 +37,7 @@ class Model(Protocol):
     device: str
     fingerprint: str  # tells these weights from all others
     layered: bool = True
+    exact: bool = False  # on a GPU: computed by kernels in which a row does not depend on the others
 
     def add_store(self, cache: PagedCache, name: str) -> None:
         """Make room in the cache for this model's K and V under `name`."""

@@ -21,9 +21,9 @@ def is_exact(model: Model) -> bool:
     The tree hangs behind a prompt that ends just before a block boundary, so that it crosses it (if the context reaches
     that far). A model that is not layered runs as a whole, and the first row that differs ends the check.
     """
-    if model.dtype != torch.float32 or model.device != "cpu":
+    if not (model.exact or (model.dtype == torch.float32 and model.device == "cpu")):
         return False
-    cache = PagedCache(pages=4)
+    cache = PagedCache(4, model.device)
     config = model.config
     cache.add_store(_STORE, config.layers, 2, config.kv_heads, config.head_dim, model.dtype)
     layers = _one_of_each_kind(config) if model.layered else None

@@ -1,0 +1,166 @@
+"""Tree attention on a GPU in which a row's bits do not depend on its company.
+
+Every row sums over its own columns in the order of their positions, wherever they lie: the committed ones, then its
+ancestors in the open tree. Blocks and shares are cut at fixed positions and put together in one order, so that a node
+of a tree, a token of a prompt and a lone token at the same position go through the same arithmetic. How many programs
+there are, and which rows they take, is a matter of speed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from slipstream.attention.paged import block_columns
+from slipstream.attention.segment import Segment
+from slipstream.attention.tiles import Tiles
+from slipstream.cache import PAGE_SIZE, LayerStore
+
+_QUERIES = 16  # of one program, whatever the pass: the least that there is a product on tensor cores for
+_SHARE = 256  # columns: long contexts are cut into shares of so many, which other programs may take
+_AT_ONCE = 16  # shares that are put together in one go
+_PROGRAMS = 1024  # enough to keep a large GPU busy
+_PARTS_BYTES = 2**26  # of all shares at a time; a prompt goes through in several turns
+
+
+class ExactPagedAttention:
+    """Attention of one pass: built once, then called for every layer."""
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        heads: int,
+        kv_heads: int,
+        size: int,
+        device: str,
+        softcap: float | None = None,
+        tiles: Tiles | None = None,
+    ) -> None:
+        """`tiles`: the rows as they were laid out before, in place of segments."""
+        self._kv_heads = kv_heads
+        self._group = heads // kv_heads
+        self._size = size
+        self._softcap = softcap
+        if tiles is None:
+            tiles = Tiles.of([part for s in segments for part in without_trunk(s)], self._group, device)
+        self._tiles = tiles
+        self._shares = -(-tiles.tables.shape[1] * PAGE_SIZE // _SHARE)
+        self._queries = 1 << (max(_QUERIES, self._group) - 1).bit_length()
+        count, height = tiles.fields.shape[1], tiles.queries // self._group
+        self._rows_each = 1 if tiles.rows == count else self._queries // self._group
+        self._pieces = -(-height // self._rows_each) if tiles.rows > count else 1
+        self._lengths, self._ancestors = self._laid_out(count, height)
+
+    def _laid_out(self, count: int, height: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """How many columns each row sees, int32 [rows], and which are its ancestors', int32 [rows, columns]."""
+        from slipstream.attention.exact_kernels import lay_out
+
+        tiles = self._tiles
+        words = tiles.bits.shape[1]
+        lengths = tiles.fields.new_empty(tiles.rows)
+        ancestors = tiles.fields.new_empty(tiles.rows if tiles.trees else 1, 32 * words)
+        block = 32 << (words - 1).bit_length()
+        lay_out[count, height](
+            tiles.fields, tiles.bits, lengths, ancestors, count, words, 32 * words, BLOCK=block, num_warps=1
+        )
+        return lengths, ancestors
+
+    def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
+        """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
+
+        q is [rows, heads * size or more]: keys and values may stand behind the queries, as a fused product leaves them.
+        Returns [rows, heads * size] in the type of q, which is that of the pages; sums are made in float32.
+        """
+        tiles, heads = self._tiles, self._kv_heads * self._group
+        out = q.new_empty(tiles.rows, heads * self._size)
+        programs = tiles.fields.shape[1] * self._pieces
+        lines = self._rows_each * heads * self._shares  # of one program, for all KV heads
+        most = max(1, _PARTS_BYTES // (4 * lines * self._size))
+        parts = q.new_empty((min(programs, most) * lines, self._size), dtype=torch.float32)
+        marks = q.new_empty((2, len(parts)), dtype=torch.float32)
+        for start in range(0, programs, most):
+            self._run(q, layer, window, out, (parts, marks), start, min(most, programs - start))
+        return out
+
+    def _run(
+        self,
+        q: torch.Tensor,
+        layer: LayerStore,
+        window: int | None,
+        out: torch.Tensor,
+        space: tuple[torch.Tensor, torch.Tensor],
+        start: int,
+        programs: int,
+    ) -> None:
+        """Some of the programs, from `start` on; `space` is for what their shares give."""
+        from slipstream.attention.exact_kernels import attend, combine
+
+        tiles, kv_heads, group, size = self._tiles, self._kv_heads, self._group, self._size
+        padded = 1 << (size - 1).bit_length()
+        parts, marks = space
+        layout = tiles.fields.shape[1], start, self._pieces, self._rows_each
+        back = 0 if window is None else window
+        precise = q.dtype == torch.float32
+        takers = min(self._shares, max(1, _PROGRAMS // (programs * kv_heads)))
+        attend[programs, kv_heads, takers](
+            *(q, layer.keys, layer.values, parts, marks, tiles.fields, tiles.tables, self._lengths, self._ancestors),
+            *layout,
+            *(q.stride(0), tiles.tables.shape[1], self._ancestors.shape[1], self._shares, marks.shape[1], back),
+            1.0 if self._softcap is None else self._softcap,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            SIZE=size,
+            PADDED=padded,
+            PAGE=PAGE_SIZE,
+            BLOCK_M=self._queries,
+            BLOCK_N=block_columns(padded * q.dtype.itemsize),
+            SHARE=_SHARE,
+            WINDOWED=window is not None,
+            CAPPED=self._softcap is not None,
+            PRECISION="ieee" if precise else "tf32",
+            num_warps=4,
+            num_stages=2 if precise else 3,
+        )
+        combine[programs * self._rows_each, kv_heads * group](
+            *(parts, marks, out, tiles.fields, self._lengths),
+            *layout,
+            *(self._shares, marks.shape[1], back),
+            HEADS=kv_heads * group,
+            SIZE=size,
+            PADDED=padded,
+            SHARE=_SHARE,
+            AT_ONCE=_AT_ONCE,
+            WINDOWED=window is not None,
+            num_warps=4,
+        )
+
+
+def without_trunk(segment: Segment) -> Iterator[Segment]:
+    """The same rows, those before the first fork as a chain of their own: what is left has bits for the tree alone.
+
+    A column whose position no other open column has is seen by every row behind it.
+    """
+    if segment.causal:
+        yield segment
+        return
+    forks = np.flatnonzero(np.bincount(segment.open_positions - segment.committed) != 1)
+    trunk = int(forks[0]) if len(forks) else len(segment.open_positions)
+    chain = max(0, trunk - segment.earlier)  # of the trunk's columns, those that are new rows
+    if chain:
+        start = segment.first_slot
+        positions = np.arange(start, start + chain)
+        visible = np.tri(chain, dtype=np.bool_)
+        yield Segment(segment.table, start, segment.tokens[:chain], positions, visible, chain, causal=True)
+    if chain < segment.rows:
+        yield replace(
+            segment,
+            committed=segment.committed + trunk,
+            tokens=segment.tokens[chain:],
+            open_positions=segment.open_positions[trunk:],
+            visible=segment.visible[chain:, trunk:],
+            logits_from=0,
+            prepared=None,
+        )
