@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `paged.py`. Importing this file imports triton, so only `paged.py` does, and only on a GPU."""
+"""The Triton kernels of `paged.py`. Importing this file imports triton: it is done late, and only on a GPU."""
 
 from __future__ import annotations
 
