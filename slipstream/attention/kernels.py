@@ -143,7 +143,7 @@ def attend(
         v_block = tl.load(values + lines[:, None] + dims[None, :], mask=inside[None, :], other=0.0)
         scores = tl.dot(q_block, k_block, input_precision=PRECISION)
         if CAPPED:
-            scores = _capped(scores, cap)
+            scores = capped(scores, cap)
         if WINDOWED:
             scores = tl.where(columns[None, :] > position[:, None] - window, scores, float("-inf"))
         peak, weight, total = _absorbed(scores, v_block, peak, weight, total, PRECISION)
