@@ -29,7 +29,7 @@ PARTS = ("floor", "steps", "answers", "batches", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model")
 ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-CONTEXTS = (512, 2048, 8192, 32_000)
+CONTEXTS = (2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
 WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
 
@@ -61,13 +61,13 @@ class Run:
             self.note("floor", floor.floor(model, rows))
 
     def steps(self) -> None:
-        for context in (512, 1900):
+        for context in (256, 1900):
             self.note("steps", steps.step(self.llm, "none", context))
         for spec in self.drafters.values():
             self.note("steps", steps.step(self.llm, spec, 1900))
-        if "eagle3" in self.drafters:
-            for nodes in (7, 15, 31, 127):
-                self.note("steps", steps.step(self.llm, f"{self.drafters['eagle3']},nodes={nodes}", 1900))
+        if spec := self.drafters.get("eagle3"):
+            for context, options in ((256, ""), (1900, ",depth=6"), (1900, ",nodes=7"), (1900, ",nodes=31")):
+                self.note("steps", steps.step(self.llm, spec + options, context))
 
     def answers(self) -> None:
         plain = answers.answer(self.llm, "none", self.asked, self.tokens)
@@ -79,12 +79,10 @@ class Run:
         spec = self.drafters.get("eagle3")
         for batch in BATCHES:
             prompts = self.prompts(batch)
-            self.note("batches", steps.throughput(self.llm, "none", prompts, 96))
-            sizes = [n for n in (63, 31, 15, 7, 3) if n * batch <= 1024 or n == 3]
-            for nodes in sizes[:3] if spec else ():
-                depth = min(6, nodes)
-                options = f"{spec},nodes={nodes},depth={depth},branch={min(4, nodes)}"
-                self.note("batches", steps.throughput(self.llm, options, prompts, 96))
+            self.note("batches", steps.throughput(self.llm, "none", prompts, 64))
+            others = (",nodes=7,depth=4", ",nodes=3,depth=3") if batch >= 16 else (",depth=6",)
+            for options in ("", *others) if spec else ():
+                self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 64))
 
     def contexts(self) -> None:
         for context in CONTEXTS:

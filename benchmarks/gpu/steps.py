@@ -85,7 +85,7 @@ def throughput(llm: LLM, drafter: str, prompts: list[list[int]], tokens: int) ->
     """Answers to all prompts at once, from the first token of the last of them on."""
     llm.use(drafter)
     how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
-    llm.generate(prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=40))  # graphs are made
+    llm.generate(prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=24))  # graphs are made
     engine = llm.engine
     running = started(llm, prompts, how)
     before = sum(s.stats.emitted for s in running)
