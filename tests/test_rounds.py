@@ -161,10 +161,10 @@ def test_nothing_is_asked_of_the_host_inside_a_round(name: str, monkeypatch: pyt
     assert burst is not None
     of_tiles = attention.over_tiles
 
-    def uncounted(*args: Any) -> Any:
+    def uncounted(*args: Any, **options: Any) -> Any:
         """The attention of this machine asks the host for everything; that of a GPU is captured without."""
         reads.counting = False
-        made = of_tiles(*args)
+        made = of_tiles(*args, **options)
         reads.counting = True
 
         def attend(*rows: Any) -> torch.Tensor:
@@ -231,7 +231,7 @@ def test_a_stream_gets_several_rounds_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_done_in_one_shape_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(context=300, characters=True)
     monkeypatch.setattr(Decoder, "captures", True)
-    odd: list[dict[str, Any]] = [{"min_confidence": 0.1}, {"depth": 0}, {"draw": "sample"}]
+    odd: list[dict[str, Any]] = [{"min_confidence": 0.1}, {"draw": "sample"}]
     for options in ({}, *odd):
         llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3")), "nodes": 16, **options})
         drafter = llm.engine.drafter
@@ -241,3 +241,18 @@ def test_what_cannot_be_done_in_one_shape_is_left_to_the_host(monkeypatch: pytes
     assert llm.engine.burst is None
     llm.use({"method": "mtp", "checkpoint": str(random_head("mtp", modules=2)), "nodes": 16})
     assert llm.engine.burst is None
+
+
+def test_the_trees_of_a_batch_share_the_rows_that_come_nearly_free() -> None:
+    llm = tiny_llm(context=300, characters=True)
+    llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3"))})
+    drafter: Any = llm.engine.drafter
+    drafter.target.device = "cuda"  # all that a plan asks for
+    shapes = {lanes: (plan.nodes, plan.depth) for lanes in (1, 2, 4, 16, 64) if (plan := drafter.plan_for(lanes))}
+    assert shapes == {1: (63, 6), 2: (63, 6), 4: (31, 6), 16: (7, 4), 64: (3, 3)}
+    for options in ({"nodes": 20}, {"depth": 9}):
+        llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3")), **options})
+        drafter = llm.engine.drafter
+        drafter.target.device = "cuda"
+        plan = drafter.plan_for(16)
+        assert {name: getattr(plan, name) for name in options} == options, "what is given holds"

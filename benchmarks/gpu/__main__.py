@@ -65,9 +65,9 @@ class Run:
             self.note("steps", steps.step(self.llm, "none", context))
         for spec in self.drafters.values():
             self.note("steps", steps.step(self.llm, spec, 1900))
-        if spec := self.drafters.get("eagle3"):
-            for context, options in ((256, ""), (1900, ",depth=6"), (1900, ",nodes=7"), (1900, ",nodes=31")):
-                self.note("steps", steps.step(self.llm, spec + options, context))
+        if "eagle3" in self.drafters:
+            for context, options in ((256, ""), (1900, ",depth=8"), (1900, ",nodes=7"), (1900, ",nodes=31")):
+                self.note("steps", steps.step(self.llm, self.drafters["eagle3"] + options, context))
 
     def answers(self) -> None:
         plain = answers.answer(self.llm, "none", self.asked, self.tokens)
@@ -80,7 +80,7 @@ class Run:
         for batch in BATCHES:
             prompts = self.prompts(batch)
             self.note("batches", steps.throughput(self.llm, "none", prompts, 64))
-            others = (",nodes=7,depth=4", ",nodes=3,depth=3") if batch >= 16 else (",depth=6",)
+            others = (",nodes=7,depth=4", ",nodes=3,depth=3") if batch >= 16 else (",nodes=63,depth=6",)
             for options in ("", *others) if spec else ():
                 self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 64))
 

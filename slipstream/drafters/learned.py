@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
 _NODES_CPU, _NODES_GPU = 16, 63  # what a pass may cost: far more rows come free on a GPU, 64 with the root
-_ROWS_GPU, _LEAST_ROWS_GPU = 256, 4  # of all trees of a pass before products cost more than reading; of one tree
+_ROWS_GPU, _LEAST_ROWS_GPU = 128, 4  # of all trees of a pass before products cost more than reading; of one tree
+# A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
+_DEPTH_CPU, _DEPTH_GPU = 8, 6
 _WORTH_ON_CPU = 0.04  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
 
 
 @dataclass(frozen=True)
 class LearnedOptions(GrowthOptions):
     """`checkpoint`: a directory that `slipstream train` wrote; without one, the drafter for this target that lies in
-    the cache or came with the package. `nodes`: 0 for as many as suit the device, and on a CPU only likely ones.
-    `branch`: 1 for a chain. `draw` is that of `draft_model`.
+    the cache or came with the package. `depth`: 0 for as many levels as suit the device. `nodes`: 0 for as many as suit
+    it, and on a CPU only likely ones. `branch`: 1 for a chain. `draw` is that of `draft_model`.
     """
 
-    depth: int = 8
+    depth: int = 0
     branch: int = 4
     checkpoint: str = ""
 
@@ -71,12 +73,13 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
 
     @property
     def plan(self) -> Plan:
-        options = self.options
+        options, on_cpu = self.options, self.target.device == "cpu"
+        plan = replace(options, depth=options.depth or (_DEPTH_CPU if on_cpu else _DEPTH_GPU)).plan
         if options.nodes or options.branch == 1:
-            return options.plan
-        if self.target.device == "cpu":
-            return Plan(options.depth, _NODES_CPU, options.branch, options.min_confidence or _WORTH_ON_CPU)
-        return Plan(options.depth, _NODES_GPU, options.branch, options.min_confidence)
+            return plan
+        if on_cpu:
+            return replace(plan, nodes=_NODES_CPU, min_confidence=options.min_confidence or _WORTH_ON_CPU)
+        return replace(plan, nodes=_NODES_GPU)
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         plan, loop = self.plan_for(lanes), self.loop_type()
@@ -91,8 +94,9 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         plan = self.plan
         if self.options.nodes or plan.branch == 1:
             return plan
-        nodes = min(plan.nodes, max(_LEAST_ROWS_GPU, _ROWS_GPU // lanes) - 1)
-        return replace(plan, nodes=nodes, depth=min(plan.depth, nodes), branch=min(plan.branch, nodes))
+        rows = max(_LEAST_ROWS_GPU, min(1 + plan.nodes, _ROWS_GPU // lanes))
+        levels = plan.depth if self.options.depth else min(plan.depth, rows.bit_length())  # small trees are shallow
+        return replace(plan, nodes=rows - 1, depth=levels, branch=min(plan.branch, rows - 1))
 
     def loop_type(self) -> type[TreeLoop] | None:
         """How it grows trees for lanes, if it can."""
