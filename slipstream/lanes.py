@@ -76,13 +76,11 @@ class Lanes:
         pages = self.tables.gather(1, slots.clamp_min(0) // PAGE_SIZE)
         return self._laid(slots.flatten(), positions.flatten(), pages.flatten())
 
-    def rows_of(
-        self, lines: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor
-    ) -> LaneRows:
-        """The same for rows in any order, [rows] each: `lines` says which lane each is of."""
-        begin = first[lines]
-        slots = begin + offsets
-        return self._laid(slots, begin + depths, self.tables[lines, slots // PAGE_SIZE])
+    def rows_behind_roots(self, lines: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor) -> LaneRows:
+        """The same behind the roots for rows in any order, [rows] each: `lines` says which lane each is of."""
+        roots = self.slots[lines]
+        slots = roots + offsets
+        return self._laid(slots, roots + depths, self.tables[lines, slots // PAGE_SIZE])
 
     def _laid(self, slots: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor) -> LaneRows:
         return LaneRows(positions.clamp(0, self.highest), self.highest, pages.long(), slots % PAGE_SIZE)

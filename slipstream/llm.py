@@ -37,6 +37,7 @@ log = logging.getLogger("slipstream")
 Prompt = str | Seq[int]
 Message = Mapping[str, object]
 
+_WARM_UP_TOKENS = 48  # of an answer: enough for graphs to be captured and replayed
 _CACHE_TOKENS = 32_768  # tokens of context that the cache holds by default, all requests together
 _PROMPT_ROWS = {"cpu": 512, "cuda": 8192}  # rows of prompts in one step, by kind of device
 
@@ -107,6 +108,19 @@ class LLM:
             self.cache.forget_idle()
         self._install(parse_speculate(None))
         self._install(spec)
+
+    def warm_up(self) -> None:
+        """Compile kernels and capture graphs now, with the drafter in use, rather than while the first requests wait.
+
+        Prompts of several lengths are answered, one after the other, and forgotten. On a CPU there is nothing to do.
+        """
+        if self.model.device == "cpu":
+            return
+        for length in (1, 60, 400, 2000):
+            how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
+            if length + _WARM_UP_TOKENS <= self.max_model_len:
+                self.generate([[0] * length], how)
+        self.cache.forget_idle()
 
     def _remove_stores(self) -> None:
         for name in set(self.cache.stores) - {TARGET}:

@@ -64,8 +64,7 @@ def answer(llm: LLM, drafter: str, asked: list[tuple[str, str]], tokens: int) ->
     """Greedy answers, one question at a time."""
     llm.use(drafter)
     how = SamplingParams(temperature=0.0, max_tokens=tokens)
-    for _, text in asked[:2]:  # graphs are made, kernels compiled
-        llm.chat([{"role": "user", "content": text}], SamplingParams(temperature=0.0, max_tokens=40))
+    llm.warm_up()
     outputs = [llm.chat([{"role": "user", "content": text}], how)[0] for _, text in asked]
     return Answers(drafter, [o.token_ids for o in outputs], [o.stats for o in outputs], [task for task, _ in asked])
 

@@ -134,10 +134,10 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         return self.options.draw == "sample" or (self.options.draw == "auto" and self.target.reads_draws)
 
     def scratch_rows(self, plan: Plan) -> int:
-        return 1 + self._width(plan) * plan.depth if plan.drafts else 0
+        return 1 + self.width(plan) * plan.depth if plan.drafts else 0
 
     @staticmethod
-    def _width(plan: Plan) -> int:
+    def width(plan: Plan) -> int:
         """Nodes fed per level: one for a chain, enough for the node budget to reach the last level in a tree."""
         return 1 if plan.branch == 1 else max(plan.branch, plan.nodes // max(1, plan.depth))
 
@@ -187,7 +187,7 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
         # What is below a node is less likely than the node: nothing below these would be offered.
         bar = growth.bar(candidates)
-        worth = 0 if last else sum(joint > bar for joint, _, _ in candidates[: self._width(plan)])
+        worth = 0 if last else sum(joint > bar for joint, _, _ in candidates[: self.width(plan)])
         for joint, parent, token in sorted(candidates[:worth], key=lambda c: c[1]):
             tree.add(parent, token, origin=self.name, confidence=joint)
         growth.leaves.extend(candidates[worth:])

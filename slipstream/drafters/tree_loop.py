@@ -31,9 +31,8 @@ class TreeDraft(DeviceDraft):
         self.depth = plan.depth if plan.branch > 1 else min(plan.depth, plan.nodes)
         self.branch = plan.branch
         self.widths = [1]
-        widest = 1 if plan.branch == 1 else max(plan.branch, plan.nodes // max(1, plan.depth))
         for _ in range(self.depth - 1):
-            self.widths.append(min(widest, self.widths[-1] * plan.branch))
+            self.widths.append(min(drafter.width(plan), self.widths[-1] * plan.branch))
         self.nodes = min(plan.nodes, sum(self.widths) * plan.branch)
         self.scratch = max(self.nodes, 2 * self.depth, sum(self.widths))
 
@@ -143,7 +142,7 @@ class Passes:
         """The rows from slots `first` [lanes] on; and the levels are laid out behind the roots."""
         if self._layout is not None:
             lines, offsets, depths = self._layout
-            self._rows = self._lanes.rows_of(lines, self._lanes.slots, offsets, depths).split(self._sizes)
+            self._rows = self._lanes.rows_behind_roots(lines, offsets, depths).split(self._sizes)
         return self._lanes.rows(first, self._fresh), self._chain.behind(first)
 
     def level(self, level: int, nodes: forest.Followed) -> tuple[LaneRows, Tiles]:
