@@ -306,3 +306,25 @@ def test_another_drafter_finds_no_pages_that_it_knows_nothing_of() -> None:
     llm.use("suffix")
     assert llm.cache.open(prompt).pages == []
     assert llm.cache.available == llm.cache.capacity
+
+
+def test_warming_up_asks_prompts_that_fit_and_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm(context=512)
+    asked: list[int] = []
+    original = llm.generate
+
+    def generate(prompts: Any, params: Any = None) -> Any:
+        asked.extend(map(len, prompts))
+        monkeypatch.setattr(llm.model, "device", "cpu")
+        outputs = original(prompts, params)
+        monkeypatch.setattr(llm.model, "device", "cuda")
+        return outputs
+
+    monkeypatch.setattr(llm, "generate", generate)
+    llm.warm_up()
+    assert asked == [], "a CPU has nothing to warm up"
+    monkeypatch.setattr(llm.model, "device", "cuda")
+    llm.warm_up()
+    assert asked == [1, 60, 400]
+    assert llm.cache.open([0] * 300).pages == []
+    assert llm.cache.available == llm.cache.capacity
