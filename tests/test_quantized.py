@@ -13,7 +13,7 @@ import torch
 
 from slipstream.models import quantized
 from slipstream.models.linear import Linear
-from slipstream.models.quantized import Int4Linear, Int8Linear, Int8Matrix, PackedInt8Linear, quantized_linear
+from slipstream.models.quantized import Int4Linear, Int8Linear, Int8Matrix, quantized_linear
 
 MODES = ["int8", "int4"]
 # What the numbers of a weight lose: 8 bits with a scale a row, 4 bits with a grid for each 32.
@@ -78,53 +78,23 @@ def test_a_row_that_is_not_finite_spoils_no_other(mode: str) -> None:
     assert not together[3].isfinite().any() and not together[4].isfinite().any()
 
 
-INT8 = [Int8Linear, PackedInt8Linear]
-
-
-@pytest.mark.parametrize("kind", INT8)
-def test_activations_lose_next_to_nothing_beside_8_bit_weights(kind: type[Int8Linear | PackedInt8Linear]) -> None:
+def test_activations_lose_next_to_nothing_beside_8_bit_weights() -> None:
     """An outlier that would leave 8-bit activations nothing for the other numbers."""
     matrix, x = Int8Matrix(torch.randn(300, 576)), torch.randn(8, 576)
     x[:, 11] = 60.0
     weight = matrix[torch.arange(300)]
     wanted = x @ weight.T
-    assert relative_error(kind(matrix)(x), wanted) < 0.003
+    assert relative_error(Int8Linear(matrix)(x), wanted) < 0.003
     assert relative_error((x / 60 * 127).round() * 60 / 127 @ weight.T, wanted) > 0.02
 
 
-@pytest.mark.parametrize("kind", INT8)
 @pytest.mark.parametrize("inner", [576, 20_000, 60_000])
-def test_no_sum_overflows(inner: int, kind: type[Int8Linear | PackedInt8Linear]) -> None:
+def test_no_sum_overflows(inner: int) -> None:
     """All weights and all activations as large as they can be, with the same and with opposite signs."""
     for sign in (1.0, -1.0):
-        product = kind(Int8Matrix(torch.full((40, inner), sign)))
+        product = Int8Linear(Int8Matrix(torch.full((40, inner), sign)))
         torch.testing.assert_close(product(torch.ones(3, inner)), torch.full((3, 40), sign * inner))
         torch.testing.assert_close(product(torch.ones(50, inner)), torch.full((50, 40), sign * inner))
-
-
-def test_both_kinds_of_product_sum_the_same_numbers() -> None:
-    matrix, x = Int8Matrix(torch.randn(200, 576)), torch.randn(9, 576)
-    torch.testing.assert_close(PackedInt8Linear(matrix)(x), Int8Linear(matrix)(x), atol=3e-2, rtol=1e-3)
-    whole = torch.randint(-8127, 8128, (9, 576)).float()  # digits that nothing has to be rounded for
-    whole[:, 0] = 8127.0
-    wanted = (whole.double() @ matrix.codes.double().T * matrix.scales.double()).float()
-    torch.testing.assert_close(PackedInt8Linear(matrix)(whole), wanted, atol=1e-3, rtol=1e-6)
-
-
-def test_without_the_packed_product_the_other_one_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(quantized_linear("int8", torch.randn(8, 16)), PackedInt8Linear)
-    right = torch.ops.quantized.linear_dynamic
-
-    def saturating(x: torch.Tensor, packed: torch.ScriptObject) -> torch.Tensor:
-        return right(x, packed).clamp(max=32_767 * 0.5)
-
-    monkeypatch.setattr(torch.ops.quantized, "linear_dynamic", saturating)
-    quantized.packing_is_right.cache_clear()
-    try:
-        assert isinstance(quantized_linear("int8", torch.randn(8, 16)), Int8Linear)
-    finally:
-        monkeypatch.undo()
-        quantized.packing_is_right.cache_clear()
 
 
 def test_a_matrix_serves_as_a_table() -> None:

@@ -103,16 +103,12 @@ def held_bytes(model: Decoder) -> int:
     def walk(thing: Any) -> None:
         if isinstance(thing, torch.Tensor):
             found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
-        elif isinstance(thing, torch.ScriptObject):  # packed: codes, and a scale, an offset and a sum for each row
-            weight = torch.ops.quantized.linear_unpack(thing)[0]
-            found[id(thing)] = weight.numel() + 12 * len(weight)
         elif isinstance(thing, list | tuple):
             for part in thing:
                 walk(part)
         elif type(thing).__module__.startswith("slipstream.models"):
-            for name, part in vars(thing).items():
-                if name != "_tiny":  # a constant
-                    walk(part)
+            for part in vars(thing).values():
+                walk(part)
 
     for part in (model._embed, model._head, model._norm, model.layers):
         walk(part)

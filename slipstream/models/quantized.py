@@ -3,8 +3,6 @@
 * `Int8Linear`: 8-bit weights. A row of activations is scaled by its own largest number and cut into two digits, so that
   integers are multiplied and added. Integers do not round: a row has the same bits in any company by arithmetic, not by
   luck, and whichever of two shapes of the product is faster may be taken.
-* `PackedInt8Linear`: the same by a kernel that packs the weights, where this build has it and it sums rightly. For one
-  row it is three times as fast.
 * `Int4Linear`: 4-bit weights in groups with a scale and an offset each, and activations in bfloat16.
 
 A norm's weight in front of a product is kept beside the matrix (`columns`) and not folded into it: activations with the
@@ -14,7 +12,6 @@ weight in them have smaller outliers, and a matrix without it lies on the grid o
 from __future__ import annotations
 
 import functools
-import warnings
 from math import prod
 
 import torch
@@ -35,7 +32,6 @@ _GROUP = 32  # 4-bit weights that share a scale and an offset; also what most 4-
 _LANES = 16  # outputs that the 4-bit kernel computes together
 _BLOCK = 4096  # rows that are quantised at a time, so that temporaries stay small
 _TINY = 1e-30  # instead of a largest number of 0
-_ENDS = torch.tensor([[127.0, -128.0]])  # the least and the largest of 256 whole numbers
 
 
 class Int8Matrix:
@@ -54,11 +50,6 @@ class Int8Matrix:
         return self.codes[ids] * self.scales[ids].unsqueeze(-1)
 
 
-def fineness(width: int) -> float:
-    """What the largest number of a row of so many activations is scaled to, inverted: no sum of digits can overflow."""
-    return 1.0 / min(_MOST, _SUM // (127 * width) - _BASE // 2 - 1)
-
-
 class Int8Linear:
     """The product with an `Int8Matrix`. A row that is not finite stays so, and spoils no other."""
 
@@ -72,7 +63,7 @@ class Int8Linear:
         self._pieces = [(s, matrix.codes[s : s + _OUTPUTS], matrix.scales[s : s + _OUTPUTS]) for s in starts]
         self._bias = bias
         self._columns = columns
-        self._fineness = fineness(width)
+        self._fineness = 1.0 / min(_MOST, _SUM // (127 * width) - _BASE // 2 - 1)  # no sum of digits can overflow
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
@@ -90,74 +81,6 @@ class Int8Linear:
             torch.mul(whole, scales, out=result.narrow(1, start, len(codes)))
         result.mul_(unit)
         return result if self._bias is None else result.add_(self._bias)
-
-
-class PackedInt8Linear:
-    """The same product by a kernel that wants float activations, and chooses one scale for all of a call.
-
-    Two columns of 127 and -128, times weights of 0, make that scale 1: the digits, whole numbers, stay what they are.
-    """
-
-    exact = True
-
-    def __init__(
-        self, matrix: Int8Matrix, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
-    ) -> None:
-        self._packed = _packed(matrix.codes, matrix.scales)
-        self._out, self._width = matrix.codes.shape
-        self._bias = bias
-        self._columns = columns
-        self._fineness = fineness(self._width)
-        self._tiny = torch.tensor(_TINY)
-        self._run = torch.ops.quantized.linear_dynamic.default
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows, width = len(x), self._width
-        if not rows:
-            return x.new_empty(0, self._out)
-        if self._columns is not None:
-            x = x * self._columns
-        unit = torch.add(self._tiny, torch.linalg.vector_norm(x, torch.inf, 1, True), alpha=self._fineness)
-        scaled = (x / unit).nan_to_num_(0.0)  # a row that is not finite would spoil the scale of all
-        digits = x.new_empty(2 * rows, width + 2)
-        digits.narrow(1, width, 2).copy_(_ENDS)
-        high, low = digits[:rows, :width], digits[rows:, :width]
-        torch.mul(scaled, 1 / _BASE, out=high).round_()
-        torch.sub(scaled, high, alpha=_BASE, out=low)  # the kernel rounds
-        sums: torch.Tensor = self._run(digits, self._packed)
-        result = torch.add(sums[rows:], sums[:rows], alpha=_BASE).mul_(unit)
-        return result if self._bias is None else result.add_(self._bias)
-
-
-def _packed(codes: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
-    """Codes [out, in] and scales [out] as the kernel wants them, with two inputs more that count for nothing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the type is to be dropped some day; then `packing_is_right` says so
-        zeros = torch.zeros(len(codes), dtype=torch.int64)
-        rows = functional.pad(codes, (0, 2)) * scales[:, None]
-        quantized = torch.quantize_per_channel(rows, scales.double(), zeros, 0, torch.qint8)
-        packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantized, None)
-    return packed
-
-
-@functools.cache
-def packing_is_right() -> bool:
-    """Whether this build has the packed product, and its sums are right for the largest codes and digits."""
-    outer, inner = 96, 64
-    levels = int8_levels()
-    for weight in (levels, -levels):
-        codes, scales = torch.full((outer, inner), weight, dtype=torch.int8), torch.full((outer,), 0.5)
-        try:
-            packed = _packed(codes, scales)
-            for digit in (_BASE // 2, -_BASE // 2):
-                for rows in (1, 2, 5, 32, 100):
-                    digits = torch.cat([torch.full((rows, inner), float(digit)), _ENDS.expand(rows, 2)], 1)
-                    sums = torch.ops.quantized.linear_dynamic(digits, packed)
-                    if bool((sums != 0.5 * weight * digit * inner).any()):
-                        return False
-        except (RuntimeError, NotImplementedError, AttributeError):
-            return False
-    return levels > 0
 
 
 class Int4Linear:
@@ -205,8 +128,7 @@ def quantized_linear(
     """The product of a layer in a mode other than none; `columns` [in] multiply the activations first."""
     if mode == "int4":
         return Int4Linear(weight, bias, columns)
-    kind = PackedInt8Linear if packing_is_right() else Int8Linear
-    return kind(Int8Matrix(weight), bias, columns)
+    return Int8Linear(Int8Matrix(weight), bias, columns)
 
 
 @functools.cache
@@ -240,10 +162,7 @@ def _bytes(name: str, shape: tuple[int, ...], mode: str) -> int:
     if len(shape) == 1 or name.endswith(".router"):  # norms, biases and what chooses experts stay in float32
         return prod(shape) * 4
     outer, inner = shape
-    if name in ("embed", "head"):
+    if mode == "int8" or name in ("embed", "head"):
         return outer * inner + outer * 4
-    if mode == "int8":
-        # Packed, a matrix has two columns more, and beside each row its scale, its offset and its sum.
-        return outer * (inner + 2) + outer * 12 if packing_is_right() else outer * inner + outer * 4
     outer, inner = outer - outer % -_LANES, inner - inner % -_GROUP
     return outer * inner // 2 + outer * inner // _GROUP * 4
