@@ -53,9 +53,9 @@ def story(output: Output) -> list[str | None]:
 def test_rounds_say_what_plain_steps_say_and_accept_what_the_hosts_do(
     name: str, options: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how = [SamplingParams(temperature=temperature, seed=i, max_tokens=30 + 5 * i) for i in range(3)]
-    plain = tiny_llm(context=300, characters=True).generate(asked(3), how)
-    by_host = drafting_llm(name, options).generate(asked(3), how)
+    how = [SamplingParams(temperature=temperature, seed=i, max_tokens=40 + 7 * i) for i in range(5)]
+    plain = tiny_llm(context=300, characters=True).generate(asked(), how)
+    by_host = drafting_llm(name, options).generate(asked(), how)
     llm = burst_on_cpu(drafting_llm(name, options), monkeypatch)
     rounds = 0
     assert llm.engine.burst is not None
@@ -67,13 +67,13 @@ def test_rounds_say_what_plain_steps_say_and_accept_what_the_hosts_do(
         original(*args)
 
     monkeypatch.setattr(llm.engine.burst, "_verify", verify)
-    by_device = llm.generate(asked(3), how)
+    by_device = llm.generate(asked(), how)
     assert rounds > 10 and llm.engine.draft_faults == 0
     for one, host, device in zip(plain, by_host, by_device, strict=True):
         assert device.token_ids == one.token_ids
         assert device.text == one.text
         assert story(device) == story(host)
-    assert sum(output.stats.accepted for output in by_device) > (0 if options.get("branch") == 1 else 3)
+    assert sum(output.stats.accepted for output in by_device) > (0 if options.get("branch") == 1 else 10)
     assert llm.cache.available == llm.cache.capacity
 
 

@@ -307,13 +307,14 @@ def test_data_of_another_target_is_refused(tmp_path: Path) -> None:
         train(order("eagle3", tmp_path / "drafter", data=(other,)), QUIET)
 
 
-def test_training_starts_from_a_checkpoint(done: tuple[Path, Trained], tmp_path: Path) -> None:
-    place, _ = done
+@pytest.mark.usefixtures("briefly")  # all bits of the first weights: in fewer it may start worse than they ended
+def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
+    place, _ = train(order("eagle3", tmp_path / "first"), QUIET)
     out, drafter = train(order("eagle3", tmp_path / "more", init=str(place), settings={}), QUIET)
     start, own = trained.load(place), trained.load(out)
     assert torch.equal(start.vocab, own.vocab) and start.settings == own.settings
     ours, theirs = (report(folder)["record"]["marks"] for folder in (out, place))
-    assert ours[0]["step"] == 0 and ours[0]["tokens_per_step"] > 0.8 * theirs[-1]["tokens_per_step"], "where it ended"
+    assert ours[0]["step"] == 0 and ours[0]["tokens_per_step"] > 0.9 * theirs[-1]["tokens_per_step"], "where it ended"
     with pytest.raises(OptionError, match="unroll=6, which cannot become 2"):
         train(order("eagle3", tmp_path / "no", init=str(place), settings={"unroll": "2"}), QUIET)
     with pytest.raises(OptionError, match="'eagle3', not 'medusa'"):

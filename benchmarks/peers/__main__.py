@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from benchmarks.peers.bench import Bench
 from benchmarks.peers.environments import run
 from benchmarks.peers.protocol import Paths, Task
 from benchmarks.peers.table import PEERS, ours
+from slipstream.commands.env import cpu_model
 from slipstream.models.builtin import cache_directory
 
 _CONTEXT = 2048  # tokens: room enough for every prompt and answer
@@ -40,16 +40,6 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def processor() -> str:
-    """What the CPU calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def arguments_of(names: list[str]) -> argparse.Namespace:
@@ -83,10 +73,10 @@ def main() -> None:
     peers = {"ours": ours(arguments.ours), **PEERS}
     rows = [row for name in names if name in arguments.only for row in bench.measure(name, peers[name])]
     title = f"SmolLM2-135M, {arguments.threads} threads, {arguments.tokens} tokens, best of {arguments.rounds} rounds"
-    print(f"{title}; {processor()}\n")
+    print(f"{title}; {cpu_model()}\n")
     figures.show(rows)
     settings = {name: getattr(arguments, name) for name in ("threads", "tokens", "rounds")}
-    report = {"machine": processor(), **settings, "rows": [row.as_dict() for row in rows]}
+    report = {"machine": cpu_model(), **settings, "rows": [row.as_dict() for row in rows]}
     file = arguments.json or work / "peers.json"
     file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"\nall figures: {file}")

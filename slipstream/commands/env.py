@@ -60,7 +60,7 @@ def _hardware() -> dict[str, dict[str, Any]]:
     from slipstream.models.memory import available_bytes
 
     cpu = {
-        "model": _cpu_model(),
+        "model": cpu_model(),
         "cores": os.cpu_count(),
         "usable cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch threads": torch.get_num_threads(),
@@ -76,7 +76,8 @@ def _hardware() -> dict[str, dict[str, Any]]:
     return {"cpu": cpu, "cuda": gpu}
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """What the CPU calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -146,7 +146,6 @@ class FeatureLoop(TreeLoop):
         super().__init__(drafter, draft, lanes)
         self.drafter = drafter
         self.ids = drafter.vocab
-        self._kept = torch.arange(lanes.depth + 1, device=lanes.device)
 
     def features(self) -> torch.Tensor:
         """The hidden states before each of the tokens that came last, [lanes * (depth + 1), taps * width]."""
@@ -159,7 +158,7 @@ class FeatureLoop(TreeLoop):
         rows = path_rows(path, self.lanes.nodes).flatten()
         hidden = torch.cat([taps[layer][rows] for layer in self.drafter.taps], 1)
         # Rows behind the path are no good, and are written again before anybody reads them.
-        self.lanes.rows(self.lanes.slots, self._kept).keep(self.drafter.feature_data, hidden)
+        self.lanes.rows(self.lanes.slots, self._fresh).keep(self.drafter.feature_data, hidden)
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         super().settle(sequence, lane, root_slot)
@@ -177,19 +176,16 @@ class SequentialLoop(FeatureLoop):
 
     def begin(self) -> torch.Tensor:
         drafter, lanes = self.drafter, self.lanes
-        rows = self._rows(*self._passes.fresh(self.first_fresh))
+        rows = drafter.laned(*self._passes.fresh(self.first_fresh))
         embedded = drafter.target.embed(lanes.taken.flatten())
         self._output = self.last_fresh(drafter.layered(embedded, drafter.hidden(self.features()), rows))
         return drafter.judged(self._output)
 
     def follow(self, level: int, nodes: Followed) -> torch.Tensor:
         drafter, lanes = self.drafter, self.lanes
-        rows = self._rows(*self._passes.level(level, nodes))
+        rows = drafter.laned(*self._passes.level(level, nodes))
         above = len(self._output) // lanes.size
         lines = torch.arange(lanes.size, device=lanes.device)[:, None] * above + nodes.parents
         embedded = drafter.target.embed(nodes.tokens.flatten())
         self._output = drafter.layered(embedded, self._output[lines.flatten()], rows)
         return drafter.judged(self._output)
-
-    def _rows(self, rows: LaneRows, tiles: Tiles) -> LanedRows:
-        return self.drafter.laned(rows, tiles)

@@ -57,7 +57,6 @@ class TreeLoop(DeviceLoop):
 
     def __init__(self, drafter: GrowingDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
         self.lanes = lanes
-        self._draft = draft
         self._key = drafter.key
         self._pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device)
         self._fresh = torch.arange(lanes.depth + 1, device=lanes.device)
