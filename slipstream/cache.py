@@ -62,12 +62,21 @@ class LayerStore:
         self.keys, self.values = both[0], both[1]
         self._pages: dict[int, torch.Tensor] = {}
         self._heads: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._single: tuple[int, Sequence[torch.Tensor]] = (-1, ())  # the rows of one page, each for itself
 
     def page(self, number: int) -> torch.Tensor:
         """K and V of one page, [2, kv heads, PAGE_SIZE, size]."""
         if number not in self._pages:
             self._pages[number] = self.both.select(1, number)
         return self._pages[number]
+
+    def rows(self, page: int, first: int, count: int) -> torch.Tensor:
+        """K and V of some rows of a page, [2, kv heads, count, size]."""
+        if count > 1:
+            return self.page(page).narrow(2, first, count)
+        if self._single[0] != page:  # a lone answer writes them one after the other
+            self._single = page, self.page(page).split(1, 2)
+        return self._single[1][first]
 
     def head(self, page: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `columns` rows of a page: K transposed [kv heads, size, columns], V [kv heads, columns, size]."""

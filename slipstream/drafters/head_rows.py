@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from slipstream import attention
 from slipstream.attention import Attention, Segment, Tiles, attention_over
@@ -13,7 +12,7 @@ from slipstream.cache import LayerStore
 from slipstream.lanes import LaneRows
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import PlacedRows, Rows
-from slipstream.models.rope import RopeTable, rotate_
+from slipstream.models.rope import RopeTable, rotate_, turns_of_all_heads
 from slipstream.passing import turn_and_keep
 
 
@@ -26,8 +25,7 @@ class HeadRows:
         self._config = config
         self._turns = rope.at(rows.positions, rows.highest)  # complex [rows, size / 2]
         if rows.places is None:
-            turns = self._turns.repeat(1, config.heads + config.kv_heads)
-            self._all_turns = functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)  # not v
+            self._all_turns = turns_of_all_heads(self._turns, config)
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of [rows, width], the rows whose logits are asked for."""

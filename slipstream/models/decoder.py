@@ -22,6 +22,7 @@ from slipstream import attention
 from slipstream.attention import Attention, Segment, Tiles, attention_over, paged_available
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
+from slipstream.fused import runs_fused
 from slipstream.models.captured import CapturedPasses
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
@@ -33,7 +34,7 @@ from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.norm import PostNorm, UnitNorm
 from slipstream.models.quantized import Int8Linear, Int8Matrix, quantized_linear
-from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_
+from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
 from slipstream.passing import Late, turn_and_keep
 
 
@@ -65,9 +66,7 @@ class _Turns:
     @cached_property
     def all_heads(self) -> torch.Tensor:
         """For q and k of all heads, and none for v: [rows, width of qkv / 2]."""
-        config = self._config
-        turns = self.each.repeat(1, config.heads + config.kv_heads)
-        return functional.pad(turns, (0, config.kv_heads * config.head_dim // 2), value=1.0)
+        return turns_of_all_heads(self.each, self._config)
 
 
 class PlacedRows(Protocol):
@@ -104,6 +103,7 @@ class Decoder(Model):
         self._embed, self._head = self._tables(checkpoint)
         self._norm = self._read(checkpoint, "norm")
         self._scaled = UnitNorm(self.config, dtype, device)
+        self._norm_behind = self._norm * self.config.hidden_size**0.5  # what `_scaled` leaves out
         self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
         self._ropes = make_ropes(self.config, device)
         scale = self.config.embed_scale
@@ -224,24 +224,27 @@ class Decoder(Model):
         turns = [_Turns(rope.at(rows.positions, rows.highest), self.config) for rope in self._ropes]
         tapped: dict[int, torch.Tensor] = {}
         late = Late(x, *self._scaled.late)
+        stream = self._scaled.stream(x)
+        x = stream.rows
         for index in layers:
             layer = self.layers[index]
             if layer.scales_late and rows.places is not None:
                 qkv = layer.qkv(x)
                 turn_and_keep(qkv, turns[layer.rope].each, data[index].both, rows.places, self.config.heads, late)
             else:
-                qkv, kv = self._qkv(layer, x, turns[layer.rope].all_heads)
+                qkv, kv = self._qkv(layer, stream.normed(), turns[layer.rope].all_heads)
                 rows.write(data[index], kv)
             mixed = attend(qkv, data[index], layer.window)
             add_product(x, layer.out, mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
             if self._scales_late and isinstance(layer.mlp, DenseMLP) and layer.mlp.scales_late:
                 layer.mlp.onto_(x, late)
             elif isinstance(layer.mlp, GroupedMixture):
-                layer.mlp.onto_(x, self._scaled(x))
+                layer.mlp.onto_(x, stream.normed())
             else:
-                x.add_(layer.mlp(self._scaled(x)))
+                x.add_(layer.mlp(stream.normed()))
             if index in taps:
                 tapped[index] = x.clone()
+        stream.end()
         return tapped
 
     @property
@@ -269,11 +272,11 @@ class Decoder(Model):
             caught_up = iter(hidden.split([s.rows for s in behind]))
         return torch.cat([next(caught_up) if s.prepared is None else s.prepared.hidden for s in segments]), done
 
-    def _qkv(self, layer: Layer, x: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _qkv(self, layer: Layer, normed: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q, k and v [rows, (heads + 2 * kv heads) * size], and of these k and v as [2, kv heads, rows, size]."""
         config = self.config
         size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
-        qkv = layer.qkv(self._scaled(x))
+        qkv = layer.qkv(normed)
         rows, width = qkv.shape
         if layer.q_norm is not None and layer.k_norm is not None:
             for part, weight in (
@@ -298,7 +301,9 @@ class Decoder(Model):
 
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The final norm."""
-        return self._normed(hidden, self._norm)
+        if runs_fused(hidden) or hidden.dtype != torch.float32:
+            return self._normed(hidden, self._norm)
+        return self._scaled(hidden).mul_(self._norm_behind)
 
     @property
     def norm_weight(self) -> torch.Tensor:
@@ -354,7 +359,7 @@ class Rows:
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
         """Put k and v [2, kv heads, rows, size] into one layer."""
         if self._one_page is not None:
-            layer.page(self._one_page).narrow(2, self._first, kv.shape[2]).copy_(kv)
+            layer.rows(self._one_page, self._first, kv.shape[2]).copy_(kv)
         else:
             layer.both[:, self._pages, :, self._slots] = kv.permute(2, 0, 1, 3)
 

@@ -41,7 +41,9 @@ class DenseMLP:
         both = self.gate_up(x)
         if self.activation is even_silu and runs_fused(both):
             return self.down(gated(both))
-        gate, up = both.chunk(2, dim=1)
+        rows, width = both.shape
+        half = (rows, width // 2), (width, 1)  # numbers of the views: `chunk` takes twice as long to make them
+        gate, up = both.as_strided(*half), both.as_strided(*half, width // 2)
         return self.down(self.activation(gate).mul_(up))
 
     @property

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn import functional
 
+from slipstream.attention.even import LANES
 from slipstream.fused import runs_fused
 from slipstream.models.config import ModelConfig
 
@@ -30,6 +32,47 @@ class UnitNorm:
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scaled = x / length.hypot_(self._eps)
         return scaled if scaled.dtype == self._dtype else scaled.to(self._dtype)
+
+    def stream(self, x: torch.Tensor) -> Stream:
+        """Rows that layers will add to, ready to be normed again and again."""
+        on_cpu = x.device.type == "cpu" and x.dtype == self._dtype == torch.float32
+        return _LongStream(x, self._length) if on_cpu else Stream(x, self)
+
+
+class Stream:
+    """The rows of a pass between the layers: they are added to, and read through a norm."""
+
+    def __init__(self, x: torch.Tensor, norm: UnitNorm) -> None:
+        self.rows = x  # [rows, width]
+        self._norm = norm
+
+    def normed(self) -> torch.Tensor:
+        """The rows under the norm, [rows, width]."""
+        return self._norm(self.rows)
+
+    def end(self) -> None:
+        """Have the rows back where they came from."""
+
+
+class _LongStream(Stream):
+    """Rows that have the constant of the norm as one more number: what divides them is then the length of all that.
+
+    An operation less for every norm, and on a CPU a small operation costs as much as its call.
+    """
+
+    def __init__(self, x: torch.Tensor, length: float) -> None:
+        width = x.shape[1]
+        self._origin = x
+        self._long = functional.pad(x, (0, LANES))  # whole vectors, of which one number is used
+        self._long[:, width] = length
+        self.rows = self._long.narrow(1, 0, width)
+
+    def normed(self) -> torch.Tensor:
+        length: torch.Tensor = torch.linalg.vector_norm(self._long, dim=-1, keepdim=True)
+        return self.rows / length
+
+    def end(self) -> None:
+        self._origin.copy_(self.rows)
 
 
 class PostNorm:

@@ -66,6 +66,12 @@ class RopeTable:
         return self._turns[positions]
 
 
+def turns_of_all_heads(turns: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Turns [rows, head size / 2] for q and k of all heads, and none for v: [rows, width of qkv / 2]."""
+    none = turns.new_ones(()).expand(len(turns), config.kv_heads * config.head_dim // 2)
+    return torch.cat([turns] * (config.heads + config.kv_heads) + [none], 1)
+
+
 def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
     """Rotate x [rows, 2n] in place by turns [rows, n], in which 1 leaves a pair as it is.
 
