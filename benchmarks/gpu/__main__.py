@@ -79,10 +79,9 @@ class Run:
         spec = self.drafters.get("eagle3")
         for batch in BATCHES:
             prompts = self.prompts(batch)
-            self.note("batches", steps.throughput(self.llm, "none", prompts, 64))
-            others = (",nodes=7,depth=4", ",nodes=3,depth=3") if batch >= 16 else (",nodes=63,depth=6",)
-            for options in ("", *others) if spec else ():
-                self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 64))
+            self.note("batches", steps.throughput(self.llm, "none", prompts, 128))
+            for options in ("", *_shapes(batch)) if spec else ():
+                self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 128))
 
     def contexts(self) -> None:
         for context in CONTEXTS:
@@ -94,6 +93,15 @@ class Run:
     def peers(self) -> None:
         for peer in hf.peers(self.body, self.llm.model.dtype, self.prompts(3), 64):
             self.note("peers", peer)
+
+
+def _shapes(batch: int) -> tuple[str, ...]:
+    """Trees that may suit a batch, beside the one that is chosen by itself."""
+    if batch < 16:
+        return (",nodes=63,depth=6",)
+    if batch < 64:
+        return ",nodes=7,depth=4", ",nodes=3,depth=3"
+    return ",nodes=3,depth=3", ",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"
 
 
 def _line(row: dict[str, Any]) -> str:

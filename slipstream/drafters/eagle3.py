@@ -49,6 +49,8 @@ class Eagle3Settings(ShapedSettings):
 class Eagle3Head(Head):
     """Taps fused into one hidden state; it and the token's embedding, each normed, go into one layer."""
 
+    tables = ("rows",)
+
     def __init__(self, settings: Eagle3Settings, frame: Frame) -> None:
         config = settings.shaped(frame.config)
         super().__init__(replace(frame, config=config))

@@ -122,6 +122,7 @@ class Head(nn.Module, ABC):
 
     taps: tuple[int, ...]  # layers of the target whose output it reads
     also_kept: int = 0  # numbers that drafting keeps for every token of context, beside K/V and hidden states
+    tables: tuple[str, ...] = ()  # matrices that are no map of states: their rows stand for tokens, places or heads
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()
@@ -129,6 +130,10 @@ class Head(nn.Module, ABC):
 
     def begin(self) -> None:
         """Take over from the target what is better to begin with than chance; called once, before the training."""
+
+    def matrices(self) -> list[nn.Parameter]:
+        """Its parameters that map states to states."""
+        return [weight for name, weight in self.named_parameters() if weight.ndim == 2 and name not in self.tables]
 
     @abstractmethod
     def losses(self, lesson: Lesson) -> Losses:

@@ -59,6 +59,8 @@ class MedusaHead(Head):
     zero, every head says what the target itself says of the root.
     """
 
+    tables = ("rows", "enter.weight", "leave")  # heads stand below each other in them: no single map of states
+
     def __init__(self, settings: MedusaSettings, frame: Frame) -> None:
         super().__init__(frame)
         width = frame.config.hidden_size

@@ -28,7 +28,7 @@ class Course:
     minutes: float = 0.0
     tokens: int = 0
     longest: int = 1024
-    rate: float = 1e-3
+    rate: float = 3e-3
     seed: int = 0
     evaluate: int = 0
     patience: int = 10

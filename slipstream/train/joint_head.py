@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from slipstream.drafters.head import Head, Lesson, Losses, mean
@@ -30,6 +31,9 @@ class JointHead(Head):
         self.tuned = tuned
         self.taps = (head.frame.config.layers - 1,)  # of the original: its distributions follow from there
         self._weight = weight
+
+    def matrices(self) -> list[nn.Parameter]:
+        return self.head.matrices()  # the target's updates are of low rank, and go by their own pace
 
     def losses(self, lesson: Lesson) -> Losses:
         retold, moved = self._retold(lesson)

@@ -24,7 +24,7 @@ from slipstream.errors import CorruptFile, OptionError
 
 NUMBERS, TENSORS = "state.json", "tensors.safetensors"
 _PARTIAL, _NAME = ".state", re.compile(r"state-(\d{9})")
-_VERSION = 1
+_VERSION = 2
 _ANEW = "--restart begins anew"
 
 
@@ -53,7 +53,7 @@ class State:
     record: Record
     weights: Tensors
     best: Tensors
-    memory: Tensors  # the optimiser's, under "number of the parameter.name"
+    memory: Tensors  # the optimiser's
 
 
 def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:

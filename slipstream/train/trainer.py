@@ -17,10 +17,11 @@ from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, rate
 from slipstream.train.evaluate import Mark
 from slipstream.train.lessons import Page, Texts
+from slipstream.train.optimiser import Optimiser
 from slipstream.train.state import Record, State, Tensors
 from slipstream.train.teacher import Teacher, own_words
 
-_BETAS, _DECAY, _CLIP = (0.9, 0.95), 0.01, 1.0
+_CLIP = 1.0  # of the gradients' length
 _HELD_OUT_BATCH = 8  # texts of a lesson that is not trained on
 _SMOOTHED = 10  # steps that one entry of the record's losses stands for
 # Examinations while it trains and when it is over, and the most of the minutes that either may take.
@@ -60,7 +61,7 @@ class Trainer:
         self._mark = mark
         self._folder = folder
         self._watch = watch
-        self._optimiser = _optimiser(head, course.rate, fused=self.device.startswith("cuda"))
+        self._optimiser = Optimiser(head, course.rate, fused=self.device.startswith("cuda"))
         self._batches: tuple[int, list[Any]] = (-1, [])
         self._reading: _Reading | None = None
         self._recent: list[list[float]] = []
@@ -72,20 +73,13 @@ class Trainer:
     @property
     def state(self) -> State:
         """Where it stands."""
-        memory = self._optimiser.state_dict()["state"]
-        flat = {f"{number}.{name}": tensor for number, kept in memory.items() for name, tensor in kept.items()}
-        return State(self.record, dict(self.head.state_dict()), self.best, flat)
+        return State(self.record, dict(self.head.state_dict()), self.best, self._optimiser.memory)
 
     def restore(self, state: State) -> None:
         """Stand where a former run stood."""
         self.record, self.best = state.record, state.best
         self.head.load_state_dict(state.weights)
-        memory: dict[int, dict[str, torch.Tensor]] = {}
-        for key, tensor in state.memory.items():
-            number, _, name = key.partition(".")
-            memory.setdefault(int(number), {})[name] = tensor
-        groups = self._optimiser.state_dict()["param_groups"]
-        self._optimiser.load_state_dict({"state": memory, "param_groups": groups})
+        self._optimiser.restore(state.memory)
         self._came_with = state.record.seconds
 
     def facts(self) -> dict[str, Any]:
@@ -160,11 +154,9 @@ class Trainer:
     def _step(self) -> None:
         record, course = self.record, self._course
         page = self._next_page()
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate(course, record.step, self._progress())
         torch.manual_seed((course.seed << 32) + record.step)  # whatever a head draws is the same when it is done again
         try:
-            numbers = self._learn(page)
+            numbers = self._learn(page, rate(course, record.step, self._progress()))
         except torch.OutOfMemoryError:
             what = f"a batch of {page.tokens.numel()} tokens does not fit into the memory of {self.device}"
             raise NotEnoughMemory(what, hint=f"--tokens {max(1, course.tokens // 2)}") from None
@@ -173,15 +165,14 @@ class Trainer:
         self._settle()
         self._reading = _Reading(record.step, page, numbers)
 
-    def _learn(self, page: Page) -> torch.Tensor:
+    def _learn(self, page: Page, pace: float) -> torch.Tensor:
         """One step on a batch; its loss and the accuracies by depth, [1 + depths]."""
         head, lesson = self.head, self._lesson(page)
         with self._types():
             losses = head.losses(lesson)
-        self._optimiser.zero_grad(set_to_none=True)
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIP)
-        self._optimiser.step()
+        self._optimiser.step(pace)
         return torch.cat([losses.total.detach().float().view(1), losses.accuracy.detach().float()])
 
     def _lesson(self, page: Page) -> Lesson:
@@ -286,11 +277,3 @@ class _Reading:
             self._arrived.synchronize()
         numbers: list[float] = self._numbers.tolist()
         return numbers
-
-
-def _optimiser(head: Head, rate: float, *, fused: bool) -> torch.optim.Optimizer:
-    """AdamW; only matrices decay."""
-    matrices = [weight for weight in head.parameters() if weight.ndim >= 2]
-    others = [weight for weight in head.parameters() if weight.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": _DECAY}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=_BETAS, fused=fused)
