@@ -31,6 +31,15 @@ ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
+# Trees that may suit a batch as well as those that it gets by itself.
+_SHAPES = {
+    4: (",nodes=63,depth=6",),
+    8: (",nodes=31,depth=6",),
+    16: (",nodes=15,depth=5", ",nodes=3,depth=3"),
+    32: (",nodes=7,depth=4",),
+    64: (",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"),
+    128: (",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"),
+}
 WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
 
 
@@ -80,7 +89,7 @@ class Run:
         for batch in BATCHES:
             prompts = self.prompts(batch)
             self.note("batches", steps.throughput(self.llm, "none", prompts, 128))
-            for options in ("", *_shapes(batch)) if spec else ():
+            for options in ("", *_SHAPES.get(batch, ())) if spec else ():
                 self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 128))
 
     def contexts(self) -> None:
@@ -93,15 +102,6 @@ class Run:
     def peers(self) -> None:
         for peer in hf.peers(self.body, self.llm.model.dtype, self.prompts(3), 64):
             self.note("peers", peer)
-
-
-def _shapes(batch: int) -> tuple[str, ...]:
-    """Trees that may suit a batch, beside the one that is chosen by itself."""
-    if batch < 16:
-        return (",nodes=63,depth=6",)
-    if batch < 64:
-        return ",nodes=7,depth=4", ",nodes=3,depth=3"
-    return ",nodes=3,depth=3", ",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ _NODES_CPU, _NODES_GPU = 16, 63  # what a pass may cost: far more rows come free
 _ROWS_GPU, _LEAST_ROWS_GPU = 128, 4  # of all trees of a pass before products cost more than reading; of one tree
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
 _DEPTH_CPU, _DEPTH_GPU = 8, 6
-_WORTH_ON_CPU = 0.04  # joint probability: a row costs some 5% of a pass there, and an accepted token saves most of one
+_WORTH_ON_CPU = 0.07  # joint probability: a row costs some 5% of a pass there, and a token is worth two thirds of one
 
 
 @dataclass(frozen=True)
