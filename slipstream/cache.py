@@ -62,6 +62,7 @@ class LayerStore:
         self.keys, self.values = both[0], both[1]
         self._pages: dict[int, torch.Tensor] = {}
         self._heads: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._line: tuple[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = (0, 0), (both, both)
         self._single: tuple[int, Sequence[torch.Tensor]] = (-1, ())  # the rows of one page, each for itself
 
     def page(self, number: int) -> torch.Tensor:
@@ -77,6 +78,13 @@ class LayerStore:
         if self._single[0] != page:  # a lone answer writes them one after the other
             self._single = page, self.page(page).split(1, 2)
         return self._single[1][first]
+
+    def line(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pages in a line as a batch of blocks: K transposed [pages * kv heads, size, PAGE], V [..., PAGE, size]."""
+        if self._line[0] != (first, count):
+            keys, values = (rows.narrow(0, first, count).flatten(0, 1) for rows in (self.keys, self.values))
+            self._line = (first, count), (keys.transpose(1, 2), values)
+        return self._line[1]
 
     def head(self, page: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `columns` rows of a page: K transposed [kv heads, size, columns], V [kv heads, columns, size]."""

@@ -85,3 +85,7 @@ def test_what_was_put_aside_goes_on_bit_for_bit() -> None:
     _learn(after, second, 4)
     for one, other in zip(straight.parameters(), after.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_matrix_without_gradient_stays_where_it_is() -> None:
+    assert torch.equal(flattened(torch.zeros(3, 5)), torch.zeros(3, 5))

@@ -48,6 +48,7 @@ class _View:
 
     runs: list[tuple[int, int, torch.Tensor | None]]  # (first page, pages, additive mask [pages, 1, rows, 1, PAGE])
     mask: torch.Tensor  # additive, [1, rows * group, tail columns]
+    line: tuple[int, int] | None  # first page and pages, all that a lone row sees; the mask is as wide as the last one
 
 
 class _SegmentPlan:
@@ -115,7 +116,17 @@ class _SegmentPlan:
         for start, count in _runs(pages[first_page : self.full]):
             first = first_page + start
             runs.append((pages[first], count, self._run_mask(first, count, window)))
-        return _View(runs, torch.from_numpy(mask).to(self.device))
+        line = self._line(runs)
+        if line is not None:
+            mask = np.pad(mask, ((0, 0), (0, 0), (0, PAGE_SIZE - self.columns)), constant_values=-np.inf)
+        return _View(runs, torch.from_numpy(mask).to(self.device), line)
+
+    def _line(self, runs: list[tuple[int, int, torch.Tensor | None]]) -> tuple[int, int] | None:
+        """First page and pages where a lone row sees all of several pages in a line, and then its own."""
+        if self.padded_rows > 1 or not self.in_place or len(self.blocks) > 1 or len(runs) != 1:
+            return None
+        first, count, mask = runs[0]
+        return (first, count + 1) if mask is None and first + count == self.pages[0] else None
 
     def _run_mask(self, first: int, count: int, window: int | None) -> torch.Tensor | None:
         if window is None:
@@ -190,7 +201,41 @@ class BlockAttention:
             by_row = q.as_strided((plan.padded_rows, kv_heads, group, size), (q.shape[1], group * size, size, 1))
             q = by_row.transpose(0, 1).reshape(kv_heads, -1, size)
         view = plan.view(window)
+        if view.line is not None:
+            result = self._over_line(q, layer, *view.line, view.mask)
+        else:
+            result = self._over_parts(plan, view, q, layer)
+        if lone:
+            return result.view(1, -1)
+        return result.view(kv_heads, -1, group, size)[:, : plan.rows].transpose(0, 1).reshape(plan.rows, -1)
 
+    def _over_line(
+        self, q: torch.Tensor, layer: LayerStore, first: int, count: int, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Attention over `count` pages in a line, of which the last one is masked: what a lone answer needs.
+
+        The same sums as in `_over_parts`, all blocks in one operation where that does not change them.
+        """
+        kv_heads, size = self._kv_heads, self._size
+        keys, values = layer.line(first, count)
+        queries = q.expand(count, *q.shape).flatten(0, 1)
+        scores = self._capped(torch.bmm(queries, _float32(keys)))
+        scores.narrow(0, (count - 1) * kv_heads, kv_heads).add_(mask)
+        by_block = scores.view(count, kv_heads, -1, PAGE_SIZE)
+        weights = evenly_(torch.exp_, by_block.sub_(by_block.amax(dim=(0, 3), keepdim=True))).view(scores.shape)
+        sums = scores.new_empty(2, count, kv_heads, q.shape[1], size)  # weighted values, and weights
+        flat = sums.view(2, count * kv_heads, q.shape[1], size)
+        torch.bmm(weights, _float32(values), out=flat[0])
+        torch.bmm(weights, _ones(count * kv_heads, PAGE_SIZE, size, weights.device), out=flat[1])
+        parts = sums.unbind(1)
+        total = parts[0]
+        for more in parts[1:]:
+            total = total + more
+        return total[0].div_(total[1])
+
+    def _over_parts(self, plan: _SegmentPlan, view: _View, q: torch.Tensor, layer: LayerStore) -> torch.Tensor:
+        """Attention over runs of pages and a tail, wherever they lie: [kv heads, rows * group, size]."""
+        kv_heads, group, size = self._kv_heads, self._group, self._size
         tail_keys, tail_values = plan.tail(layer)
         if self._softcap is None:
             tail = torch.baddbmm(view.mask, q, tail_keys)
@@ -225,10 +270,7 @@ class BlockAttention:
         total, weight = parts[0]
         for more, heavier in parts[1:]:
             total, weight = total + more, weight + heavier
-        result = total.div_(weight)
-        if lone:
-            return result.view(1, -1)
-        return result.view(kv_heads, -1, group, size)[:, : plan.rows].transpose(0, 1).reshape(plan.rows, -1)
+        return total.div_(weight)
 
     def _capped(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores that were computed from divided queries, capped in place."""

@@ -25,7 +25,8 @@ def flattened(matrix: torch.Tensor) -> torch.Tensor:
     """A matrix with the same singular directions whose singular values are all near 1."""
     a, b, c = _POLYNOMIAL
     # No singular value is larger than the length of the matrix, which may be nothing at all.
-    x = matrix / (1.01 * matrix.norm()).clamp_min(1e-30)
+    length: torch.Tensor = torch.linalg.matrix_norm(matrix)
+    x = matrix / (1.01 * length).clamp_min(1e-30)
     if x.is_cuda:
         x = x.to(torch.bfloat16)  # exact enough, and much faster
     tall = x.shape[0] > x.shape[1]
