@@ -32,6 +32,8 @@ from slipstream.attention.even import LANES, evenly_
 from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 
+_SUMS = 16  # columns of a product that only adds up: below a vector's width, kernels take another order
+
 
 @dataclass(frozen=True)
 class _Block:
@@ -253,36 +255,38 @@ class BlockAttention:
             runs.append(scores)
 
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weighted values, weights) of each block, in order
+        wide = size if plan.padded_rows == 1 else _SUMS  # a lone row's sums are as wide as what they divide
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
             weights = evenly_(torch.exp_, scores.sub_(peak)).view(count * kv_heads, -1, PAGE_SIZE)
             sums = torch.bmm(weights, _blocks(layer.values, first, count)).view(count, kv_heads, -1, size)
-            totals = _row_sums(weights, size).view(count, kv_heads, -1, size)
+            totals = _row_sums(weights, wide).view(count, kv_heads, -1, wide)
             parts.extend(zip(sums.unbind(), totals.unbind(), strict=True))
         weights = evenly_(torch.exp_, tail.sub_(peak))
         if len(plan.blocks) == 1:
-            parts.append((torch.bmm(weights, tail_values), _row_sums(weights, size)))
+            parts.append((torch.bmm(weights, tail_values), _row_sums(weights, wide)))
         else:
             for block in plan.blocks:
                 inside = weights[:, :, block.start : block.stop]
                 if block.inside is not None:
                     inside = inside * block.inside
-                parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside, size)))
+                parts.append((torch.bmm(inside, tail_values[:, block.start : block.stop]), _row_sums(inside, wide)))
         total, weight = parts[0]
         for more, heavier in parts[1:]:
             total, weight = total + more, weight + heavier
-        return total.div_(weight)
+        return total.div_(weight if wide == size else weight[:, :, :1])
 
     def _capped(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores that were computed from divided queries, capped in place."""
         return scores if self._softcap is None else evenly_(torch.tanh_, scores).mul_(self._softcap)
 
 
-def _row_sums(weights: torch.Tensor, size: int) -> torch.Tensor:
+def _row_sums(weights: torch.Tensor, wide: int) -> torch.Tensor:
     """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have.
 
-    `size` times over, as wide as the values: what divides by them then needs no view of its own.
+    They are there `wide` times over: for few rows as wide as the values, so that what divides by them needs no view of
+    its own; for many rows as narrow as a product may be. The bits are the same.
     """
-    return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], size, weights.device))
+    return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], wide, weights.device))
 
 
 @functools.lru_cache(maxsize=256)

@@ -337,17 +337,19 @@ class Rows:
 
     def __init__(self, segments: Sequence[Segment], device: str) -> None:
         positions = _joined([s.positions for s in segments])
-        slots = _joined([s.slots for s in segments])
-        pages = _joined([np.asarray(s.table.pages)[s.slots // PAGE_SIZE] for s in segments])
         self.highest = int(positions.max())
         self.tokens = torch.tensor([token for s in segments for token in s.tokens], device=device)
         self.positions = torch.from_numpy(positions).to(device)
         # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
+        first = segments[0]
+        page, self._first = divmod(first.first_slot, PAGE_SIZE)
         on_cpu = device == "cpu"
-        self._one_page = int(pages[0]) if on_cpu and len(segments) == 1 and pages[0] == pages[-1] else None
-        self._first = int(slots[0]) % PAGE_SIZE
+        lone = on_cpu and len(segments) == 1 and self._first + first.rows <= PAGE_SIZE
+        self._one_page = first.table.pages[page] if lone else None
         self.places: tuple[torch.Tensor, torch.Tensor] | None = None
-        if self._one_page is None:
+        if not lone:
+            slots = _joined([s.slots for s in segments])
+            pages = _joined([np.asarray(s.table.pages)[s.slots // PAGE_SIZE] for s in segments])
             self._pages = torch.from_numpy(pages).to(device)
             self._slots = torch.from_numpy(slots % PAGE_SIZE).to(device)
             self.places = None if on_cpu else (self._pages, self._slots)
