@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from slipstream.drafters.device_draft import DeviceDraft
     from slipstream.models.view import TargetView
 
-_NODES_CPU, _NODES_GPU = 16, 63  # what a pass may cost: far more rows come free on a GPU, 64 with the root
 _ROWS_GPU, _LEAST_ROWS_GPU = 128, 4  # of all trees of a pass before products cost more than reading; of one tree
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
 _DEPTH_CPU, _DEPTH_GPU = 8, 6
@@ -73,13 +72,12 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
 
     @property
     def plan(self) -> Plan:
-        options, on_cpu = self.options, self.target.device == "cpu"
-        plan = replace(options, depth=options.depth or (_DEPTH_CPU if on_cpu else _DEPTH_GPU)).plan
+        options, on_cpu, rows = self.options, self.target.device == "cpu", self.target.cheap_rows
+        deepest = _DEPTH_CPU if on_cpu else _DEPTH_GPU
         if options.nodes or options.branch == 1:
-            return plan
-        if on_cpu:
-            return replace(plan, nodes=_NODES_CPU, min_confidence=options.min_confidence or _WORTH_ON_CPU)
-        return replace(plan, nodes=_NODES_GPU)
+            return replace(options, depth=options.depth or deepest).plan
+        plan = replace(options, depth=options.depth or min(deepest, rows - 1), nodes=rows - 1).plan
+        return replace(plan, min_confidence=options.min_confidence or _WORTH_ON_CPU) if on_cpu else plan
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         plan, loop = self.plan_for(lanes), self.loop_type()

@@ -248,6 +248,12 @@ class Decoder(Model):
         return tapped
 
     @property
+    def cheap_rows(self) -> int:
+        """Rows up to which one more in a pass costs far less than a pass of its own."""
+        # The 4-bit kernel unpacks weights anew for every few rows.
+        return 4 if self.quantize == "int4" else super().cheap_rows
+
+    @property
     def captures(self) -> bool:
         """Whether `run_` can be recorded as a graph: not where the host chooses experts, or what blocks are read."""
         return self._paged and (self.config.experts == 0 or self._grouped)

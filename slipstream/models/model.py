@@ -39,6 +39,11 @@ class Model(Protocol):
     layered: bool = True
     exact: bool = False  # on a GPU: computed by kernels in which a row does not depend on the others
 
+    @property
+    def cheap_rows(self) -> int:
+        """Rows up to which one more in a pass costs far less than a pass of its own."""
+        return 17 if self.device == "cpu" else 64
+
     def add_store(self, cache: PagedCache, name: str) -> None:
         """Make room in the cache for this model's K and V under `name`."""
         config = self.config

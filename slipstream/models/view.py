@@ -41,6 +41,11 @@ class TargetView:
         """Tells whether what was made for a target (a trained drafter, a finding) was made for this one."""
         return self._model.fingerprint
 
+    @property
+    def cheap_rows(self) -> int:
+        """Rows up to which one more in a pass of the target costs far less than a pass of its own."""
+        return self._model.cheap_rows
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embedding rows of token ids."""
         return self._model.embed(tokens)
