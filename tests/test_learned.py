@@ -99,3 +99,12 @@ def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, m
     for one, other in zip(sparing, lavish, strict=True):
         assert [path for path, _ in one] == [path for path, _ in other]
         assert [joint for _, joint in one] == pytest.approx([joint for _, joint in other], rel=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "nodes"), [("none", 16), ("int8", 16), ("int4", 3)])
+def test_trees_have_as_many_nodes_as_rows_are_cheap(mode: str, nodes: int) -> None:
+    checkpoint = random_head("eagle3")
+    plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).engine.drafter.plan
+    assert (plan.nodes, plan.depth) == (nodes, min(8, nodes))
+    asked = build(f"eagle3:checkpoint={checkpoint},nodes=9", quantize=mode).engine.drafter.plan
+    assert (asked.nodes, asked.depth) == (9, 8)
