@@ -41,9 +41,10 @@ class DenseMLP:
         both = self.gate_up(x)
         if self.activation is even_silu and runs_fused(both):
             return self.down(gated(both))
+        # Views by their numbers: `chunk` takes twice as long to make them.
         rows, width = both.shape
-        half = (rows, width // 2), (width, 1)  # numbers of the views: `chunk` takes twice as long to make them
-        gate, up = both.as_strided(*half), both.as_strided(*half, width // 2)
+        start, half = both.storage_offset(), ((rows, width // 2), both.stride())
+        gate, up = both.as_strided(*half, start), both.as_strided(*half, start + width // 2)
         return self.down(self.activation(gate).mul_(up))
 
     @property
