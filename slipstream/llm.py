@@ -38,6 +38,7 @@ Prompt = str | Seq[int]
 Message = Mapping[str, object]
 
 _WARM_UP_TOKENS = 48  # of an answer: enough for graphs to be captured and replayed
+_WARM_UP_LENGTHS = (1, 30, 60, 120, 240, 480, 2000)
 _CACHE_TOKENS = 32_768  # tokens of context that the cache holds by default, all requests together
 _PROMPT_ROWS = {"cpu": 512, "cuda": 8192}  # rows of prompts in one step, by kind of device
 
@@ -112,11 +113,12 @@ class LLM:
     def warm_up(self) -> None:
         """Compile kernels and capture graphs now, with the drafter in use, rather than while the first requests wait.
 
-        Prompts of several lengths are answered, one after the other, and forgotten. On a CPU there is nothing to do.
+        Prompts of several lengths are answered, one after the other, and forgotten: attention splits a context by the
+        number of rows, and every way to split it is a kernel of its own. On a CPU there is nothing to do.
         """
         if self.model.device == "cpu":
             return
-        for length in (1, 60, 400, 2000):
+        for length in _WARM_UP_LENGTHS:
             how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
             if length + _WARM_UP_TOKENS <= self.max_model_len:
                 self.generate([[0] * length], how)
