@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from slipstream.errors import HashMismatch, ModelNotFound, OptionError
+from slipstream.folders import cache_directory
 from slipstream.models import builtin
 from slipstream.models.builtin import BuiltinModel
 from slipstream.models.builtin_wheels import Piece
@@ -270,9 +271,9 @@ def test_a_model_in_parts_is_announced_and_checked(parted: BuiltinModel) -> None
 
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
-    assert builtin.cache_directory() == tmp_path
+    assert cache_directory() == tmp_path
     monkeypatch.delenv("SLIPSTREAM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert builtin.cache_directory() == tmp_path / "slipstream"
+    assert cache_directory() == tmp_path / "slipstream"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert builtin.cache_directory() == Path.home() / ".cache" / "slipstream"
+    assert cache_directory() == Path.home() / ".cache" / "slipstream"

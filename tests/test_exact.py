@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from slipstream.models.decoder import Decoder
 from slipstream.models.load import load_model
 from slipstream.models.mlp import even_silu
 from slipstream.models.selfcheck import is_exact
+from slipstream.native import machine
 from slipstream.tree import TokenTree
 from tests.tiny import tiny_directory
 
@@ -119,7 +121,31 @@ def test_products_give_a_row_the_same_bits_in_any_company(kind: Any, inner: int,
         assert torch.equal(product(x[:rows].contiguous()), alone[:rows])
 
 
+def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine for which there are no kernels of our own."""
+    monkeypatch.setattr(machine, "machine", lambda: None)
+    linear.native_works.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def native_again() -> Iterator[None]:
+    yield
+    linear.native_works.cache_clear()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_path_without_kernels_of_our_own_is_exact_too(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_native(monkeypatch)
+    model, _ = load_model(tiny_directory(seed=5, **SHAPES[shape]), dtype="float32", device="cpu")
+    assert model.native is None and isinstance(model.layers[0].qkv, linear.PackedLinear | linear.TiledLinear)
+    assert is_exact(model)
+    chooser = random.Random(12)
+    with torch.inference_mode():
+        assert sum(differing_nodes(model, chooser, 300) for _ in range(5)) == 0
+
+
 def test_the_path_without_packed_products_is_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_native(monkeypatch)
     monkeypatch.setattr(linear, "packing_works", lambda: False)
     model, _ = load_model(tiny_directory(seed=5), dtype="float32", device="cpu")
     assert isinstance(model.layers[0].qkv, linear.TiledLinear)

@@ -16,6 +16,7 @@ PACKAGE = Path(slipstream.__file__).parent
 # A module imports only from rows above its own (and from its own row).
 ORDER = [
     "errors",
+    "folders",
     "types",
     "text",
     "tree",
@@ -31,6 +32,7 @@ ORDER = [
     "cache",
     "sequence",
     "attention",
+    "native",
     "graphs",
     "lanes",
     "pass_kernels",

@@ -23,7 +23,7 @@ from benchmarks.peers.environments import run
 from benchmarks.peers.protocol import Paths, Task
 from benchmarks.peers.table import PEERS, ours
 from slipstream.commands.env import cpu_model
-from slipstream.models.builtin import cache_directory
+from slipstream.folders import cache_directory
 
 _CONTEXT = 2048  # tokens: room enough for every prompt and answer
 

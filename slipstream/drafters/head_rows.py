@@ -11,13 +11,16 @@ from slipstream.attention import Attention, Segment, Tiles, attention_over
 from slipstream.cache import LayerStore
 from slipstream.lanes import LaneRows
 from slipstream.models.config import ModelConfig
-from slipstream.models.decoder import PlacedRows, Rows
+from slipstream.models.native_rows import NativeRows, native_shape
 from slipstream.models.rope import RopeTable, rotate_, turns_of_all_heads
+from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
 from slipstream.passing import turn_and_keep
 
 
 class HeadRows:
     """Everything about a pass that does not depend on the layer."""
+
+    native: NativeRows | None = None  # the rows for our own kernels, where those run
 
     def __init__(self, rows: PlacedRows, attend: Attention, config: ModelConfig, rope: RopeTable) -> None:
         self._placed = rows
@@ -48,18 +51,24 @@ class HeadRows:
 class PagedRows(HeadRows):
     """Rows that the host has laid out."""
 
-    def __init__(self, segments: Sequence[Segment], config: ModelConfig, rope: RopeTable, device: str) -> None:
-        self._rows = Rows(segments, device)
+    def __init__(
+        self, segments: Sequence[Segment], config: ModelConfig, rope: RopeTable, device: str, dtype: torch.dtype
+    ) -> None:
+        shape = native_shape(config) if device == "cpu" and dtype == torch.float32 else None
+        if shape is not None:
+            self.native = NativeRows(segments, shape, rope)
+            self.tokens, self._wanted = tokens_of(segments, device), wanted_rows(segments, device)
+            return
+        rows = Rows(segments, device)
+        self.tokens, self._wanted = rows.tokens, rows.wanted
         attend = attention_over(segments, config.heads, config.kv_heads, config.head_dim, device)
-        super().__init__(self._rows, attend, config, rope)
+        super().__init__(rows, attend, config, rope)
 
-    @property
-    def tokens(self) -> torch.Tensor:
-        """Token ids of the rows."""
-        return self._rows.tokens
+    def mix(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
+        return super().mix(qkv, store) if self.native is None else self.native.mix(qkv, store)
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden if self._rows.wanted is None else hidden[self._rows.wanted]
+        return hidden if self._wanted is None else hidden[self._wanted]
 
 
 class LanedRows(HeadRows):

@@ -71,7 +71,7 @@ class KeepingDrafter(LearnedDrafter[Options], Generic[Options]):
         return self._pass(growths, [growth.segment() for growth in growths])
 
     def _pass(self, growths: list[Growth], segments: list[Segment]) -> torch.Tensor:
-        rows = PagedRows(segments, self.target.config, self._rope, self.target.device)
+        rows = PagedRows(segments, self.target.config, self._rope, self.target.device, self.target.dtype)
         return self._stack(self._entered(growths, segments, rows), rows, self._cache.layers(self.key))
 
     def laned(self, tokens: torch.Tensor, rows: LaneRows, tiles: Tiles) -> torch.Tensor:

@@ -13,6 +13,7 @@ from slipstream.drafters.head import Frame, Head
 from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
 from slipstream.drafters.head_rows import HeadRows
 from slipstream.models.linear import make_draft_linear
+from slipstream.models.norm import RowNorms
 
 
 class LayerStack(nn.Module):
@@ -53,10 +54,9 @@ class PagedStack:
             return weight.detach().to(device, dtype)
 
         stack = head.stack
-        self._eps = stack.eps
-        self._norms = [ready(norm) for norm in stack.norms]
+        self._norms = [RowNorms(ready(norm), eps=stack.eps) for norm in stack.norms]
         self._layers = [PagedHeadLayer(layer, dtype, device) for layer in stack.layers if isinstance(layer, HeadLayer)]
-        self._norm = ready(stack.norm)
+        self._norm = RowNorms(ready(stack.norm), eps=stack.eps)
         self._output = make_draft_linear(ready(head.frame.rows))
 
     def __len__(self) -> int:
@@ -69,12 +69,9 @@ class PagedStack:
     def run(self, x: torch.Tensor, rows: HeadRows, stores: Sequence[LayerStore]) -> torch.Tensor:
         """The layers' output, [rows, width]."""
         for norm, layer, store in zip(self._norms, self._layers, stores, strict=True):
-            x = layer(self._normed(x, norm), x, rows, store)
+            x = layer(norm(x), x, rows, store)
         return x
 
     def judge(self, x: torch.Tensor) -> torch.Tensor:
         """The layers' output [rows, width] -> logits [rows, draft tokens]."""
-        return self._output(self._normed(x, self._norm))
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._eps)
+        return self._output(self._norm(x))

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 from slipstream import noise
+from slipstream.attention.even import LANES
 from slipstream.drafters import trained
 from slipstream.drafters.head import Frame, Head, HeadSettings
 from slipstream.drafters.head_layer import HeadLayer
 from slipstream.drafters.levels import Candidates, GrowingDrafter, Growth, GrowthOptions
 from slipstream.drafters.tree_loop import TreeDraft, TreeLoop
 from slipstream.errors import CorruptFile, OptionError
+from slipstream.models.linear import native_works
+from slipstream.native.small import likeliest
 from slipstream.types import Plan
 
 if TYPE_CHECKING:
@@ -62,6 +65,8 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         self.trained = trained.load(self._place)
         self.trained.require(self.name, target.fingerprint, self._place)
         self.vocab = self.trained.vocab.to(target.device)
+        self._numbers = self.trained.vocab.numpy()
+        self._native_choice = target.device == "cpu" and len(self.vocab) % LANES == 0 and native_works()
         with torch.inference_mode():
             self._build(self._restored())
 
@@ -139,8 +144,13 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
             return super()._candidates(growth, logits, parents)
         if not params.greedy:
             return [self._drawn(growth, row, node) for row, node in zip(logits, parents, strict=True)]
-        top = torch.topk(torch.softmax(logits.float(), -1), min(growth.plan.branch, logits.shape[1]))
-        tokens, weights = self.vocab[top.indices].tolist(), top.values.tolist()
+        count = min(growth.plan.branch, logits.shape[1])
+        if self._native_choice and logits.dtype == torch.float32:
+            places, shares = likeliest(logits, count)
+            tokens, weights = self._numbers[places].tolist(), shares.tolist()
+        else:
+            top = torch.topk(torch.softmax(logits.float(), -1), count)
+            tokens, weights = self.vocab[top.indices].tolist(), top.values.tolist()
         return [list(zip(*pair, strict=True)) for pair in zip(tokens, weights, strict=True)]
 
     def _drawn(self, growth: Growth, row: torch.Tensor, node: int) -> list[tuple[int, float]]:

@@ -29,7 +29,7 @@ from slipstream.drafters.levels import Growth
 from slipstream.drafters.sequential import SequentialDrafter
 from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
 from slipstream.models.linear import Linear, make_draft_linear
-from slipstream.passing import normed_pair
+from slipstream.models.norm import RowNorms
 from slipstream.sequence import Sequence
 
 
@@ -119,9 +119,9 @@ class _Paged:
     """A module as it drafts. The norms before `join` are folded into it, so that both take one call."""
 
     join: Linear
-    input_norm: torch.Tensor
     layer: PagedHeadLayer
-    norm: torch.Tensor
+    input_norm: RowNorms
+    norm: RowNorms
 
 
 class MtpDrafter(SequentialDrafter[LearnedOptions]):
@@ -146,12 +146,14 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         def paged(module: MtpModule) -> _Paged:
             joint = module.join.weight * torch.cat([module.hidden_norm, module.embed_norm])
             layer = PagedHeadLayer(module.layer, dtype, device)
-            return _Paged(make_draft_linear(ready(joint)), ready(module.input_norm), layer, ready(module.norm))
+            norms = (RowNorms(ready(weight), eps=eps) for weight in (module.input_norm, module.norm))
+            return _Paged(make_draft_linear(ready(joint)), layer, *norms)
 
+        eps = self.target.config.norm_eps
         self._modules = [paged(module) for module in head.parts()]
         self.layers = len(self._modules)
-        self._eps = self.target.config.norm_eps
-        self._ones = torch.ones(self.target.config.hidden_size, dtype=dtype, device=device)
+        ones = torch.ones(self.target.config.hidden_size, dtype=dtype, device=device)
+        self._enter = RowNorms(ones, ones, eps=eps)
         self._output = make_draft_linear(ready(head.frame.rows))
 
     # -- one module ---------------------------------------------------------------------------------------------------
@@ -163,14 +165,11 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         self, embedded: torch.Tensor, hidden: torch.Tensor, number: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         module = self._modules[number]
-        joined = module.join(normed_pair(hidden, embedded, self._ones, self._ones, self._eps))
-        return self._normed(joined, module.input_norm), joined
+        joined = module.join(self._enter(hidden, embedded))
+        return module.input_norm(joined), joined
 
     def judged(self, hidden: torch.Tensor, number: int = 0) -> torch.Tensor:
-        return self._output(self._normed(hidden, self._modules[number].norm))
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(x, weight.shape, weight, self._eps)
+        return self._output(self._modules[number].norm(hidden))
 
     def layered(self, embedded: torch.Tensor, hidden: torch.Tensor, rows: HeadRows) -> torch.Tensor:
         return self._read(0, embedded, hidden, rows)
@@ -181,7 +180,7 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         return self._modules[number].layer(inputs, residual, rows, self._cache.layers(self.key)[number])
 
     def _rows(self, segments: list[Segment]) -> PagedRows:
-        return PagedRows(segments, self.target.config, self._rope, self.target.device)
+        return PagedRows(segments, self.target.config, self._rope, self.target.device, self.target.dtype)
 
     # -- known tokens -------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from slipstream.drafters.tree_loop import TreeDraft
 from slipstream.drafters.unroll import shifted
 from slipstream.errors import DraftFault
 from slipstream.models.linear import make_draft_linear
-from slipstream.passing import normed_pair
+from slipstream.models.norm import RowNorms
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
@@ -218,12 +218,13 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         def ready(weight: torch.Tensor) -> torch.Tensor:
             return weight.detach().to(device, dtype)
 
-        self._eps = head.frame.config.norm_eps
+        eps = head.frame.config.norm_eps
         self._block = head.settings.block
         self.layers = head.settings.layers
         self._stack = [PagedHeadLayer(layer, dtype, device) for layer in head.parts()]
-        self._stack_norms = [ready(norm) for norm in head.stack_norms]
-        self._norms = tuple(ready(w) for w in (head.embed_norm, head.hidden_norm, head.norm))
+        self._stack_norms = [RowNorms(ready(norm), eps=eps) for norm in head.stack_norms]
+        self._enter = RowNorms(ready(head.embed_norm), ready(head.hidden_norm), eps=eps)
+        self._leave = RowNorms(ready(head.norm), eps=eps)
         self._fuse = make_draft_linear(ready(head.fuse.weight))
         self._output = make_draft_linear(ready(head.frame.rows))
         self._masks = ready(head.masks)  # [block - 1, width]
@@ -246,18 +247,14 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         return self._fuse(features)
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        embed_norm, hidden_norm, _ = self._norms
-        return normed_pair(embedded, hidden, embed_norm, hidden_norm, self._eps), hidden
+        return self._enter(embedded, hidden), hidden
 
     def judged(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._output(self._normed(hidden, self._norms[2]))
+        return self._output(self._leave(hidden))
 
     def gates(self, hidden: torch.Tensor) -> torch.Tensor:
         """The layers' output [rows, width] -> by what each row multiplies the links to it, [rows, rank]."""
-        return 1.0 + self._gate(self._normed(hidden, self._norms[2]))
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._eps)
+        return 1.0 + self._gate(self._leave(hidden))
 
     def _unseen(self, growth: Growth) -> Segment:
         """As for every head, and behind the root the rows without a token: the tokens named there are never read."""
@@ -291,7 +288,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         known = [min(segment.rows, segment.logits_from + 1) for segment in segments]
         counts = zip(segments, known, strict=True)
         features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + count) for s, count in counts]
-        rows = PagedRows(segments, self.shape, self._rope, self.target.device)
+        rows = PagedRows(segments, self.shape, self._rope, self.target.device, self.target.dtype)
         embedded, hidden, start = self.target.embed(rows.tokens), [], 0
         for segment, fused in zip(segments, self.hidden(torch.cat(features)).split(known), strict=True):
             blanks, start = segment.rows - len(fused), start + segment.rows
@@ -303,7 +300,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         """The layers' output for rows of embeddings and hidden states, [rows, width] each."""
         inputs, x = self._entered(embedded, hidden)
         for number, (layer, store) in enumerate(zip(self._stack, self._cache.layers(self.key), strict=True)):
-            x = layer(self._normed(x, self._stack_norms[number - 1]) if number else inputs, x, rows, store)
+            x = layer(self._stack_norms[number - 1](x) if number else inputs, x, rows, store)
         return x
 
     def mask(self, places: torch.Tensor) -> torch.Tensor:

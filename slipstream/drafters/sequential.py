@@ -92,7 +92,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
 
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's output for all rows, and the logits of those that ask for them."""
-        rows = PagedRows(segments, self.shape, self._rope, self.target.device)
+        rows = PagedRows(segments, self.shape, self._rope, self.target.device, self.target.dtype)
         output = self.layered(self.target.embed(rows.tokens), hidden, rows)
         return output, self.judged(rows.wanted(output))
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError
-from slipstream.models.builtin import cache_directory
+from slipstream.folders import cache_directory
 from slipstream.models.config import ModelConfig
 
 FORMAT, VERSION = "slipstream-drafter", 1

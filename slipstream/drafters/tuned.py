@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import CorruptFile
-from slipstream.models.builtin import cache_directory
+from slipstream.folders import cache_directory
 
 _SHIPPED = Path(__file__).parent / "findings"
 

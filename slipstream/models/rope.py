@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream.fused import runs_fused
@@ -56,6 +58,7 @@ class RopeTable:
         self._frequencies = inverse_frequencies(config)
         self._device = device
         self._turns = torch.empty(0, config.head_dim // 2, dtype=torch.complex64)
+        self._pairs = np.empty((0, 2, config.head_dim), np.float32)
 
     def at(self, positions: torch.Tensor, highest: int) -> torch.Tensor:
         """The rotations of `positions`, [rows, head_dim / 2]; `highest` is the largest position."""
@@ -64,6 +67,15 @@ class RopeTable:
             angles = torch.outer(torch.arange(size, dtype=torch.float32), self._frequencies)
             self._turns = torch.complex(angles.cos(), angles.sin()).to(self._device)
         return self._turns[positions]
+
+    def pairs(self, positions: npt.NDArray[np.int64], highest: int) -> npt.NDArray[np.float32]:
+        """The same as what a pair (a, b) is multiplied with, and what (b, a) is: [rows, 2, head_dim]."""
+        if highest >= len(self._pairs):
+            self.at(torch.tensor([highest]), highest)
+            cosines, sines = self._turns.real, self._turns.imag
+            crossed = torch.stack([-sines, sines], 2)
+            self._pairs = torch.stack([cosines.repeat_interleave(2, 1), crossed.flatten(1)], 1).numpy()
+        return self._pairs.take(positions, 0)
 
 
 def turns_of_all_heads(turns: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -1,0 +1,138 @@
+"""Products of rows with a matrix of 8-bit weights, in whole numbers.
+
+A row is divided by its largest number and cut into two digits of 7 bits (see `models/quantized.py`); digits times codes
+are summed by the processor's instruction for just that, four at a time. Whole numbers do not round, so there is only
+one result. The instruction wants one side without a sign: codes have 128 added, and what that adds is taken off again.
+
+A weight [out, in] lies in panels of two vectors of outputs and four inputs each, [panels, in / 4, 2 * lanes, 4].
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from llvmlite import ir
+
+from slipstream.native.emit import F32, I8, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.products import Ending
+from slipstream.native.rows import length_of
+from slipstream.native.shape import DIGIT_BASE as BASE
+from slipstream.native.shape import DIGIT_LANES as LANES
+from slipstream.native.words import Digits
+
+_AHEAD = 4096  # bytes of weights that the first tile fetches before it reads them
+_UNROLLED = 2  # rounds of four inputs
+_TINY = 1e-30  # instead of a largest number of 0
+
+
+def add_cut(module: ir.Module, name: str, *, normed: bool) -> None:
+    """Cut rows into digits [rows, 2, inputs]; `normed`: rows are divided by their length first."""
+    code = Code(module, name, [POINTER, I64, I64])
+    arguments, thread, threads = code.arguments
+    builder, vector, whole = code.builder, floats(LANES), ir.VectorType(I32, LANES)
+    first, last = code.share(code.load(code.address(arguments, Digits.ROWS), 0, I64), thread, threads)
+    inputs, stride = code.number(arguments, Digits.INPUTS), code.number(arguments, Digits.X_STRIDE)
+    columns = code.address(arguments, Digits.COLUMNS)
+    fineness = code.load(code.address(arguments, Digits.FINENESS), 0, F32)
+    with code.loop(first, last) as row:
+        x = code.at(code.address(arguments, Digits.X), code.times(row, stride), F32)
+        digits = code.at(code.address(arguments, Digits.DIGITS), code.times(row, inputs, 2), I8)
+        one = ir.Constant(F32, 1.0)
+        inverse = one
+        if normed:
+            floor = code.load(code.address(arguments, Digits.FLOOR), 0, F32)
+            inverse = builder.fdiv(one, length_of(code, x, inputs, floor, LANES))
+        inverse = code.spread(inverse, LANES)
+
+        def number(place: Value, x: Value = x, inverse: Value = inverse) -> Value:
+            value = code.load(x, place, vector)
+            value = builder.fmul(value, inverse) if normed else value
+            return builder.fmul(value, code.load(columns, place, vector))
+
+        with code.carrying(0, inputs, [code.constant(_TINY, vector)], LANES) as (place, (largest,), peaks):
+            peaks.append(code.maximum(code.unary("fabs", number(place)), largest))
+        unit = builder.fmul(code.folded(peaks[0], code.maximum), fineness)
+        units = code.spread(unit, LANES)
+        none = code.constant(0, whole)
+        with code.carrying(0, inputs, [none, none], LANES) as (place, (highs, lows), sums):
+            scaled = builder.fdiv(number(place), units)
+            high = code.unary("rint", builder.fmul(scaled, code.constant(1 / BASE, vector)))
+            low = builder.fsub(scaled, builder.fmul(high, code.constant(float(BASE), vector)))
+            high, low = builder.fptosi(high, whole), builder.fptosi(low, whole)
+            for part, digit in enumerate((high, low)):
+                short = builder.trunc(digit, ir.VectorType(I8, LANES))
+                code.store(short, digits, code.plus(place, code.times(inputs, part)))
+            sums += [builder.add(highs, high), builder.add(lows, low)]
+        high, low = (code.folded(sum_, builder.add) for sum_ in sums)
+        base = ir.Constant(I32, BASE)
+        code.store(unit, code.address(arguments, Digits.UNITS), row)
+        code.store(
+            builder.mul(builder.add(builder.mul(high, base), low), base), code.address(arguments, Digits.EXCESS), row
+        )
+    code.done()
+
+
+def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
+    """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
+    tiles = [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)]
+    code = Code(module, name, [POINTER, I64, I64])
+    arguments, thread, threads = code.arguments
+    rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
+    first, last = code.share(code.number(arguments, Digits.PANELS), thread, threads)
+    count = code.over_up(rows, most)
+    with code.loop(first, last) as panel, code.loop(0, count) as number:
+        begin = code.over(code.times(rows, number), count)
+        end = code.over(code.times(rows, code.plus(number, 1)), count)
+        operands = [arguments, panel, begin, number]
+        code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
+    code.done()
+
+
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
+    code = Code(module, name, [POINTER, I64, I64, I64])
+    code.function.linkage = "internal"
+    code.function.attributes.add("noinline")
+    builder = code.builder
+    arguments, panel, begin, number = code.arguments
+    inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
+    whole = ir.VectorType(I32, LANES)
+    size = code.times(inputs, width)
+    weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
+    first_tile = builder.icmp_signed("==", number, code.whole(0))
+    fetched = code.at(weight, builder.select(first_tile, code.whole(_AHEAD), size), I8)
+    all_digits = code.address(arguments, Digits.DIGITS)
+    digits = [
+        code.at(all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), inputs), I8)
+        for row in range(rows)
+        for part in range(2)
+    ]
+    fours = code.over(inputs, 4)
+    with code.carrying(0, fours, [code.constant(0, whole)] * (4 * rows), _UNROLLED) as (index, sums, results):
+        for ahead in range(_UNROLLED):
+            place = code.plus(index, ahead)
+            line = code.times(place, width)  # in groups of four bytes
+            codes = [code.load(weight, code.plus(line, part * LANES), whole, 4 * LANES) for part in range(2)]
+            for part in range(2):
+                code.prefetch(code.at(fetched, code.plus(line, part * LANES), I32))
+            for which, digit in enumerate(digits):
+                four = code.spread(code.load(digit, place, I32, 4), LANES)
+                for part in range(2):
+                    sums[2 * which + part] = code.dot(sums[2 * which + part], codes[part], four)
+        results.extend(sums)
+    column = code.times(panel, width)
+    scales, start = code.address(arguments, Digits.SCALES), code.address(arguments, Digits.START)
+    vector = floats(LANES)
+    for row in range(rows):
+        line = code.plus(begin, row)
+        excess = code.spread(code.load(code.address(arguments, Digits.EXCESS), line, I32), LANES)
+        unit = code.spread(code.load(code.address(arguments, Digits.UNITS), line, F32), LANES)
+        values = []
+        for part in range(2):
+            high, low = results[4 * row + part], results[4 * row + 2 + part]
+            joined = builder.sub(builder.add(builder.mul(high, code.constant(BASE, whole)), low), excess)
+            place = code.plus(column, part * LANES)
+            scaled = builder.fmul(builder.sitofp(joined, vector), code.load(scales, place, vector))
+            values.append(builder.fadd(builder.fmul(scaled, unit), code.load(start, place, vector)))
+        stride = code.number(arguments, Digits.OUT_STRIDE)
+        ending(code, values, code.at(code.address(arguments, Digits.OUT), code.times(line, stride), F32), panel)
+    return code.done()

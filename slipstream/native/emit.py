@@ -1,0 +1,272 @@
+"""A few words in which the kernels are written: loops, vectors and memory, as LLVM code.
+
+Everything is explicit. A sum runs in the order in which it is written, on every processor and for any number of rows:
+nothing here permits the compiler to reorder floating-point arithmetic, so what a kernel does to one row it does to all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F32 = ir.FloatType()
+POINTER = ir.PointerType()
+Value = Any  # llvmlite has no types of its own to check
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+_LEAST, _GREATEST = -87.0, 88.0  # exp below is 0, above as at it
+
+
+class Code:
+    """One function under construction: `builder` at its end, and what kernels need of it."""
+
+    def __init__(self, module: ir.Module, name: str, takes: Sequence[ir.Type]) -> None:
+        self.module = module
+        self.function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), name)
+        self.builder = ir.IRBuilder(self.function.append_basic_block())
+
+    @property
+    def arguments(self) -> tuple[Value, ...]:
+        """What the function is called with."""
+        return tuple(self.function.args)
+
+    def done(self) -> ir.Function:
+        """End the function."""
+        self.builder.ret_void()
+        return self.function
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loop(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
+        """The body runs with start, start + step, ... below stop."""
+        with self.carrying(start, stop, [], step) as (index, _, _):
+            yield index
+
+    @contextmanager
+    def carrying(
+        self, start: Value, stop: Value, values: Sequence[Value], step: int = 1
+    ) -> Iterator[tuple[Value, list[Value], list[Value]]]:
+        """A loop that hands values on: (index, values at the beginning of a round, list to put the next ones into).
+
+        When the loop is over, that list holds what the last round left.
+        """
+        builder = self.builder
+        before = builder.block
+        head, body, end = (builder.append_basic_block() for _ in range(3))
+        builder.branch(head)
+        builder.position_at_end(head)
+        index = builder.phi(I64)
+        index.add_incoming(self.whole(start), before)
+        carried = [builder.phi(value.type) for value in values]
+        for phi, value in zip(carried, values, strict=True):
+            phi.add_incoming(value, before)
+        builder.cbranch(builder.icmp_signed("<", index, self.whole(stop)), body, end)
+        builder.position_at_end(body)
+        following: list[Value] = []
+        yield index, list(carried), following
+        index.add_incoming(builder.add(index, self.whole(step)), builder.block)
+        for phi, value in zip(carried, following, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.branch(head)
+        builder.position_at_end(end)
+        following[:] = carried
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """The body runs if the condition holds."""
+        with self.builder.if_then(condition):
+            yield
+
+    def choose(self, number: Value, cases: Sequence[Callable[[], None]]) -> None:
+        """Run the case number 1, 2, ... of `cases`."""
+        builder = self.builder
+        end = builder.append_basic_block()
+        branch = builder.switch(number, end)
+        for which, case in enumerate(cases, 1):
+            block = builder.append_basic_block()
+            branch.add_case(self.whole(which), block)
+            builder.position_at_end(block)
+            case()
+            builder.branch(end)
+        builder.position_at_end(end)
+
+    # -- whole numbers ------------------------------------------------------------------------------------------------
+
+    def whole(self, value: Value) -> Value:
+        """A number as a 64-bit value."""
+        return ir.Constant(I64, value) if isinstance(value, int) else value
+
+    def times(self, *factors: Value) -> Value:
+        """A product of whole numbers."""
+        result = self.whole(factors[0])
+        for factor in factors[1:]:
+            result = self.builder.mul(result, self.whole(factor))
+        return result
+
+    def plus(self, *terms: Value) -> Value:
+        """A sum of whole numbers."""
+        result = self.whole(terms[0])
+        for term in terms[1:]:
+            result = self.builder.add(result, self.whole(term))
+        return result
+
+    def minus(self, a: Value, b: Value) -> Value:
+        """A difference of whole numbers."""
+        return self.builder.sub(self.whole(a), self.whole(b))
+
+    def over(self, a: Value, b: Value) -> Value:
+        """A quotient of numbers that are not negative, cut."""
+        return self.builder.udiv(self.whole(a), self.whole(b))
+
+    def over_up(self, a: Value, b: Value) -> Value:
+        """A quotient, rounded up."""
+        return self.over(self.plus(a, self.minus(b, 1)), b)
+
+    def least(self, a: Value, b: Value) -> Value:
+        """The smaller of two whole numbers."""
+        a, b = self.whole(a), self.whole(b)
+        return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
+
+    def most(self, a: Value, b: Value) -> Value:
+        """The larger of two whole numbers."""
+        a, b = self.whole(a), self.whole(b)
+        return self.builder.select(self.builder.icmp_signed(">", a, b), a, b)
+
+    def share(self, count: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+        """The part [first, last) of `count` things that a thread takes."""
+        first = self.over(self.times(count, thread), threads)
+        return first, self.over(self.times(count, self.plus(thread, 1)), threads)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def at(self, base: Value, index: Value, kind: ir.Type) -> Value:
+        """The address of element `index` behind `base`."""
+        return self.builder.gep(base, [self.whole(index)], source_etype=kind)
+
+    def load(self, base: Value, index: Value, kind: ir.Type, align: int | None = None) -> Value:
+        """Element `index` behind `base`. Of a vector the index counts its elements, not vectors."""
+        element = kind.element if isinstance(kind, ir.VectorType) else kind
+        return self.builder.load(self.at(base, index, element), align=align or _bytes(element), typ=kind)
+
+    def store(self, value: Value, base: Value, index: Value) -> None:
+        """Put a value at element `index` behind `base`; of a vector the index counts its elements."""
+        element = value.type.element if isinstance(value.type, ir.VectorType) else value.type
+        self.builder.store(value, self.at(base, index, element), align=_bytes(element))
+
+    def address(self, arguments: Value, index: int) -> Value:
+        """Argument `index`, an address."""
+        return self.builder.inttoptr(self.load(arguments, index, I64), POINTER)
+
+    def number(self, arguments: Value, index: int) -> Value:
+        """Argument `index`, a whole number."""
+        return self.load(arguments, index, I64)
+
+    def prefetch(self, address: Value) -> None:
+        """Have a line brought into the second cache."""
+        kinds = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        function = self._declared("llvm.prefetch.p0", kinds)
+        self.builder.call(function, [address, *(ir.Constant(I32, n) for n in (0, 2, 1))])
+
+    # -- vectors ------------------------------------------------------------------------------------------------------
+
+    def constant(self, value: float | int, kind: ir.Type) -> Value:
+        """A constant, in every lane of a vector."""
+        if isinstance(kind, ir.VectorType):
+            return ir.Constant(kind, [value] * kind.count)
+        return ir.Constant(kind, value)
+
+    def spread(self, value: Value, lanes: int) -> Value:
+        """A number in every lane."""
+        kind = ir.VectorType(value.type, lanes)
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.shuffle(first, [0] * lanes)
+
+    def shuffle(self, vector: Value, order: Sequence[int], other: Value | None = None) -> Value:
+        """The lanes `order` of a vector (and of another one behind it)."""
+        mask = ir.Constant(ir.VectorType(I32, len(order)), list(order))
+        return self.builder.shuffle_vector(
+            vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask
+        )
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        kind = c.type
+        return self.builder.call(
+            self._declared(f"llvm.fma.{_name(kind)}", ir.FunctionType(kind, [kind] * 3)), [a, b, c]
+        )
+
+    def unary(self, name: str, x: Value) -> Value:
+        """An intrinsic of one argument, such as `fabs` or `sqrt`."""
+        return self.builder.call(self._declared(f"llvm.{name}.{_name(x.type)}", ir.FunctionType(x.type, [x.type])), [x])
+
+    def maximum(self, a: Value, b: Value) -> Value:
+        """The larger one, lane by lane; no number where either is none."""
+        kind = a.type
+        name = f"llvm.maximum.{_name(kind)}"
+        return self.builder.call(self._declared(name, ir.FunctionType(kind, [kind] * 2)), [a, b])
+
+    def dot(self, sums: Value, without_sign: Value, with_sign: Value) -> Value:
+        """Sums of 32 bits plus the products of four bytes each; such bytes come four to a lane."""
+        kind = sums.type
+        function = self._declared("llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(kind, [kind] * 3))
+        return self.builder.call(function, [sums, without_sign, with_sign])
+
+    def folded(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """All lanes joined, halves first."""
+        while vector.type.count > 1:
+            half = vector.type.count // 2
+            low, high = self.shuffle(vector, range(half)), self.shuffle(vector, range(half, 2 * half))
+            vector = join(low, high)
+        return self.builder.extract_element(vector, ir.Constant(I32, 0))
+
+    def total(self, vector: Value) -> Value:
+        """The sum of all lanes, halves first."""
+        return self.folded(vector, self.builder.fadd)
+
+    def exp(self, x: Value) -> Value:
+        """e^x of a float vector, to 2 units in the last place; 0 below -87."""
+        builder, kind = self.builder, x.type
+        tiny = builder.fcmp_ordered("<", x, self.constant(_LEAST, kind))
+        x = builder.select(
+            builder.fcmp_ordered(">", x, self.constant(_GREATEST, kind)), self.constant(_GREATEST, kind), x
+        )
+        power = self.unary("rint", builder.fmul(x, self.constant(_LOG2_E, kind)))
+        rest = self.fma(power, self.constant(-_LN2_HIGH, kind), x)
+        rest = self.fma(power, self.constant(-_LN2_LOW, kind), rest)
+        sum_ = self.constant(_EXP[0], kind)
+        for coefficient in _EXP[1:]:
+            sum_ = self.fma(sum_, rest, self.constant(coefficient, kind))
+        sum_ = self.fma(builder.fmul(rest, rest), sum_, builder.fadd(rest, self.constant(1.0, kind)))
+        whole = ir.VectorType(I32, kind.count)
+        # Out of range where x is tiny or no number: the result is replaced, or is no number either.
+        shift = builder.shl(
+            builder.fptosi(builder.select(tiny, self.constant(0.0, kind), power), whole), self.constant(23, whole)
+        )
+        scaled = builder.bitcast(builder.add(builder.bitcast(sum_, whole), shift), kind)
+        return builder.select(tiny, self.constant(0.0, kind), scaled)
+
+    def _declared(self, name: str, kinds: ir.FunctionType) -> ir.Function:
+        return self.module.globals.get(name) or ir.Function(self.module, kinds, name)
+
+
+def floats(lanes: int) -> ir.VectorType:
+    """A vector of float32."""
+    return ir.VectorType(F32, lanes)
+
+
+def _bytes(kind: ir.Type) -> int:
+    return 4 if kind == F32 else math.ceil(kind.width / 8)
+
+
+def _name(kind: ir.Type) -> str:
+    if isinstance(kind, ir.VectorType):
+        return f"v{kind.count}{_name(kind.element)}"
+    return "f32" if kind == F32 else f"i{kind.width}"

@@ -1,0 +1,65 @@
+"""The kernels, by what they are for; compiled when they are first asked for."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from slipstream.native.compiler import Library, library
+from slipstream.native.machine import Machine, machine
+from slipstream.native.shape import Shape
+
+if TYPE_CHECKING:
+    from llvmlite import ir
+
+DIGIT_ROWS = 4  # of a tile of an 8-bit product
+
+
+@functools.cache
+def products() -> Library:
+    """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `cut` and `digit_product`.
+
+    Each product has a twin, `..._added`, that adds to what is there, and `cut` one that norms first, `cut_normed`.
+    """
+    return library(repr(here()), functools.partial(_products, here()))
+
+
+@functools.cache
+def layers(shape: Shape) -> Library:
+    """`norm`, `turn`, `attend` and `gate` for layers of one shape."""
+    return library(repr(shape), functools.partial(_layers, shape))
+
+
+def here() -> Machine:
+    """This machine, for those who know that it will do."""
+    found = machine()
+    assert found is not None
+    return found
+
+
+def _products(machine: Machine, module: ir.Module) -> None:
+    from slipstream.native import digits
+    from slipstream.native import products as plain
+    from slipstream.native.rows import add_norm
+    from slipstream.native.top import add_top
+
+    for ending in (plain.written, plain.added):
+        twin = "" if ending is plain.written else "_added"
+        plain.add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
+        if machine.digits:
+            digits.add_product(module, f"digit_product{twin}", DIGIT_ROWS, ending)
+    add_top(module, "top", machine.lanes)
+    add_norm(module, "norm", machine.lanes)
+    if machine.digits:
+        digits.add_cut(module, "cut", normed=False)
+        digits.add_cut(module, "cut_normed", normed=True)
+
+
+def _layers(shape: Shape, module: ir.Module) -> None:
+    from slipstream.native.attention import add_attention
+    from slipstream.native.rows import add_gate, add_norm, add_turn
+
+    add_norm(module, "norm", shape.row_lanes)
+    add_turn(module, "turn", shape)
+    add_attention(module, "attend", shape)
+    add_gate(module, "gate", shape.row_lanes)

@@ -1,0 +1,196 @@
+"""Products by our own kernels, alone or as steps of a program."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from slipstream.native import kernels
+from slipstream.native.call import Call, Step, Words
+from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES
+from slipstream.native.words import Digits, Product
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Rows of float32 in memory: the address of the first one, and floats from one to the next."""
+
+    address: int
+    stride: int
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Lines:
+        """A tensor [rows, width]."""
+        return Lines(x.data_ptr(), x.stride(0))
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where rows are kept as digits between two steps."""
+
+    digits: torch.Tensor  # int8 [rows * 2 * inputs]
+    units: torch.Tensor  # float32 [rows]
+    excess: torch.Tensor  # int32 [rows]
+
+    @staticmethod
+    def of(rows: int, inputs: int) -> Space:
+        """Room for so many rows."""
+        return Space(
+            torch.empty(rows * 2 * inputs, dtype=torch.int8),
+            torch.empty(rows),
+            torch.empty(rows, dtype=torch.int32),
+        )
+
+    def fill(self, words: Words) -> None:
+        """Say where this is to those who cut rows, and to products with them."""
+        words[Digits.DIGITS], words[Digits.UNITS] = self.digits.data_ptr(), self.units.data_ptr()
+        words[Digits.EXCESS] = self.excess.data_ptr()
+
+
+@functools.lru_cache(maxsize=64)
+def _same(value: float, width: int) -> torch.Tensor:
+    """One number over and over, for whoever has nothing of their own there."""
+    return torch.full((width,), value)
+
+
+class NativeLinear(ABC):
+    """y = x W^T + b for x [rows, in] by our own kernel."""
+
+    exact = True
+    norms = False  # whether it can norm the rows itself
+
+    def __init__(self, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
+        self.outputs, self.inputs = shape
+        self.panels = -(-self.outputs // self._panel)
+        self.width = self.panels * self._panel  # of what it writes
+        fill = self.width - self.outputs
+        self._start = _same(0.0, self.width) if bias is None else functional.pad(bias, (0, fill))
+
+    @property
+    @abstractmethod
+    def _panel(self) -> int:
+        """Outputs of a panel."""
+
+    @abstractmethod
+    def space(self, rows: int) -> Space | None:
+        """What `steps` need for themselves."""
+
+    @abstractmethod
+    def steps(
+        self, rows: int, x: Lines, out: Lines, space: Space | None, *, added: bool = False, floor: int = 0
+    ) -> list[Step]:
+        """The product as steps; `rows` is the address of their number. `added`: to what is in `out`.
+
+        `floor`: rows are normed first, and this is the address of what is added to their squared length.
+        """
+
+    @functools.cached_property
+    def _call(self) -> Call:
+        return Call(*self.steps(0, Lines(0, 0), Lines(0, self.width), None))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, in] -> [rows, out]."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        count = len(x)
+        out, space = x.new_empty(count, self.width), self.space(count)
+        words, (place,) = self._call.of(count), self._call.arguments
+        self._fill(words[place:], x, out, space)
+        kernels.products().run(words.ctypes.data)
+        return out if self.width == self.outputs else out.narrow(1, 0, self.outputs)
+
+    @abstractmethod
+    def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
+        """Say what one call reads and writes."""
+
+
+class FloatLinear(NativeLinear):
+    """A product with float32 weights. The packed copy is the only copy: the caller may drop the weight."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        super().__init__((weight.shape[0], weight.shape[1]), bias)
+        whole = functional.pad(weight, (0, 0, 0, self.width - self.outputs))
+        self._packed = whole.view(self.panels, self._panel, self.inputs).transpose(1, 2).contiguous()
+
+    @property
+    def _panel(self) -> int:
+        return 2 * kernels.here().lanes
+
+    def space(self, rows: int) -> None:
+        return None
+
+    def steps(
+        self, rows: int, x: Lines, out: Lines, space: Space | None, *, added: bool = False, floor: int = 0
+    ) -> list[Step]:
+        words = np.zeros(Product.WORDS, np.int64)
+        words[Product.ROWS], words[Product.INPUTS], words[Product.PANELS] = rows, self.inputs, self.panels
+        words[Product.X], words[Product.X_STRIDE] = x.address, x.stride
+        words[Product.WEIGHT], words[Product.START] = self._packed.data_ptr(), self._start.data_ptr()
+        words[Product.OUT], words[Product.OUT_STRIDE] = out.address, out.stride
+        return [(kernels.products()["product_added" if added else "product"], words)]
+
+    def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
+        words[Product.X], words[Product.X_STRIDE], words[Product.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
+
+
+class DigitLinear(NativeLinear):
+    """A product with 8-bit weights [out, in] and a scale for each output; `columns` multiply the inputs first."""
+
+    norms = True
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        fineness: float,
+        bias: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+    ) -> None:
+        """`fineness`: what a row's largest number is multiplied with to get the unit of its digits."""
+        super().__init__((codes.shape[0], codes.shape[1]), bias)
+        fill = self.width - self.outputs
+        whole = functional.pad(codes, (0, 0, 0, fill)).view(torch.uint8) ^ DIGIT_BASE  # code + 128, in 8 bits
+        fours = whole.view(self.panels, self._panel, self.inputs // 4, 4)
+        self._packed = fours.transpose(1, 2).contiguous()
+        self._scales = functional.pad(scales, (0, fill))
+        self._columns = _same(1.0, self.inputs) if columns is None else columns.float().contiguous()
+        self._fineness = torch.tensor([fineness])
+
+    @property
+    def _panel(self) -> int:
+        return 2 * DIGIT_LANES
+
+    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, as a table gives them."""
+        panels, places = np.divmod(ids.numpy(), self._panel)
+        codes = (self._packed.numpy()[panels, :, places] ^ DIGIT_BASE).view(np.int8)  # [..., in / 4, 4]
+        rows = codes.reshape(*ids.shape, self.inputs) * self._scales.numpy()[ids.numpy()][..., None]
+        return torch.from_numpy(rows)
+
+    def space(self, rows: int) -> Space:
+        return Space.of(rows, self.inputs)
+
+    def steps(
+        self, rows: int, x: Lines, out: Lines, space: Space | None, *, added: bool = False, floor: int = 0
+    ) -> list[Step]:
+        words = np.zeros(Digits.WORDS, np.int64)
+        words[Digits.ROWS], words[Digits.INPUTS], words[Digits.PANELS] = rows, self.inputs, self.panels
+        words[Digits.X], words[Digits.X_STRIDE], words[Digits.FLOOR] = x.address, x.stride, floor
+        words[Digits.COLUMNS], words[Digits.FINENESS] = self._columns.data_ptr(), self._fineness.data_ptr()
+        words[Digits.SCALES] = self._scales.data_ptr()
+        if space is not None:
+            space.fill(words)
+        words[Digits.WEIGHT], words[Digits.START] = self._packed.data_ptr(), self._start.data_ptr()
+        words[Digits.OUT], words[Digits.OUT_STRIDE] = out.address, out.stride
+        functions = kernels.products()
+        product = functions["digit_product_added" if added else "digit_product"]
+        return [(functions["cut_normed" if floor else "cut"], words), (product, words)]
+
+    def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
+        assert space is not None
+        words[Digits.X], words[Digits.X_STRIDE], words[Digits.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
+        space.fill(words)

@@ -1,0 +1,42 @@
+"""What this processor can do, and whether kernels can be compiled for it at all."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import torch  # loads the OpenMP library whose threads the kernels use
+
+TEAM = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Vectors of so many floats, tiles of so many rows, and whether there is an instruction for 8-bit products."""
+
+    lanes: int
+    tile_rows: int
+    digits: bool
+
+
+@functools.cache
+def machine() -> Machine | None:
+    """This machine; None where there is no compiler, no OpenMP or no vector unit that the kernels are written for."""
+    try:
+        from llvmlite import binding
+    except ImportError:
+        return None
+    if not all(hasattr(ctypes.CDLL(None), name) for name in TEAM):
+        return None
+    features = binding.get_host_cpu_features()
+    if features.get("avx512f"):
+        return Machine(16, 8, bool(features.get("avx512vnni")))
+    if features.get("avx2") and features.get("fma"):
+        return Machine(8, 5, digits=False)
+    return Machine(4, 8, digits=False) if features.get("neon") else None
+
+
+def threads() -> int:
+    """How many of them a kernel gets: as many as torch."""
+    return torch.get_num_threads()

@@ -1,0 +1,88 @@
+"""What happens to rows between the products: norms, rotations, and keys and values on their way into pages."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
+from slipstream.native.shape import Shape
+from slipstream.native.words import Attention, Gate, Norm, Pass
+
+
+def length_of(code: Code, x: Value, width: Value, floor: Value, lanes: int) -> Value:
+    """The square root of the sum of squares and `floor`."""
+    vector = floats(lanes)
+    with code.carrying(0, width, [code.constant(0.0, vector)], lanes) as (place, (sum_,), squares):
+        value = code.load(x, place, vector)
+        squares.append(code.fma(value, value, sum_))
+    return code.unary("sqrt", code.builder.fadd(code.total(squares[0]), floor))
+
+
+def add_norm(module: ir.Module, name: str, lanes: int) -> None:
+    """Rows divided by their lengths, times a weight; their width is whole vectors."""
+    code = Code(module, name, [POINTER, I64, I64])
+    arguments, thread, threads = code.arguments
+    first, last = code.share(code.load(code.address(arguments, Norm.ROWS), 0, I64), thread, threads)
+    width = code.number(arguments, Norm.WIDTH)
+    floor, weight = code.load(code.address(arguments, Norm.FLOOR), 0, F32), code.address(arguments, Norm.WEIGHT)
+    with code.loop(first, last) as row:
+        x = code.at(code.address(arguments, Norm.X), code.times(row, code.number(arguments, Norm.X_STRIDE)), F32)
+        out = code.at(code.address(arguments, Norm.OUT), code.times(row, code.number(arguments, Norm.OUT_STRIDE)), F32)
+        inverse = code.builder.fdiv(ir.Constant(F32, 1.0), length_of(code, x, width, floor, lanes))
+        inverse = code.spread(inverse, lanes)
+        with code.loop(0, width, lanes) as place:
+            value = code.builder.fmul(code.load(x, place, floats(lanes)), inverse)
+            code.store(code.builder.fmul(value, code.load(weight, place, floats(lanes))), out, place)
+    code.done()
+
+
+def add_gate(module: ir.Module, name: str, lanes: int) -> None:
+    """silu(gate) * value; there are whole vectors of units."""
+    code = Code(module, name, [POINTER, I64, I64])
+    arguments, thread, threads = code.arguments
+    builder, vector = code.builder, floats(lanes)
+    rows, units = code.load(code.address(arguments, Gate.ROWS), 0, I64), code.number(arguments, Gate.UNITS)
+    first, last = code.share(code.over(units, lanes), thread, threads)
+    with code.loop(0, rows) as row:
+        both = code.at(
+            code.address(arguments, Gate.BOTH), code.times(row, code.number(arguments, Gate.BOTH_STRIDE)), F32
+        )
+        out = code.at(code.address(arguments, Gate.OUT), code.times(row, code.number(arguments, Gate.OUT_STRIDE)), F32)
+        with code.loop(first, last) as number:
+            place = code.times(number, lanes)
+            gate, value = code.load(both, place, vector), code.load(both, code.plus(place, units), vector)
+            shut = builder.fadd(code.exp(builder.fneg(gate)), code.constant(1.0, vector))
+            code.store(builder.fmul(builder.fdiv(gate, shut), value), out, place)
+    code.done()
+
+
+def add_turn(module: ir.Module, name: str, shape: Shape) -> None:
+    """Rotate q and k, whose pairs lie side by side, and put k and v into their pages."""
+    code = Code(module, name, [POINTER, I64, I64])
+    arguments, thread, threads = code.arguments
+    size, lanes, heads = shape.size, shape.lanes, shape.heads
+    facts = code.address(arguments, Attention.PASS)
+    first, last = code.share(code.number(facts, Pass.ROWS), thread, threads)
+    keys, values = code.address(arguments, Attention.KEYS), code.address(arguments, Attention.VALUES)
+    swapped = [lane ^ 1 for lane in range(lanes)]
+    with code.loop(first, last) as row:
+        line = code.at(
+            code.address(arguments, Attention.QKV), code.times(row, code.number(arguments, Attention.QKV_STRIDE)), F32
+        )
+        turns = code.at(code.address(facts, Pass.TURNS), code.times(row, 2 * size), F32)
+        place = code.load(code.address(facts, Pass.PLACES), row, I64)
+        for part in range(0, size, lanes):
+            cosine, sine = (code.load(turns, part + which * size, floats(lanes)) for which in range(2))
+            for head in range(heads + 2 * shape.kv_heads):
+                value = code.load(line, head * size + part, floats(lanes))
+                target = code.plus(place, (head - heads) % shape.kv_heads * shape.page * size + part)
+                if head >= heads + shape.kv_heads:
+                    code.store(value, values, target)
+                    continue
+                crossed = code.builder.fmul(code.shuffle(value, swapped), sine)
+                turned = code.fma(value, cosine, crossed)
+                if head < heads:
+                    code.store(turned, line, head * size + part)
+                else:
+                    code.store(turned, keys, target)
+    code.done()

@@ -1,0 +1,31 @@
+"""The numbers that the kernels of a layer are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DIGIT_BASE = 128  # of the digits of 8-bit products, and what is added to a code
+DIGIT_LANES = 16  # of the vectors that the instruction for them takes
+_QUERIES = 6  # of a tile, at least a row's of one KV head
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads and vectors of a model's layers."""
+
+    heads: int
+    kv_heads: int
+    size: int  # of a head
+    page: int  # rows of a page of K and V
+    lanes: int  # of a vector within a head
+    row_lanes: int  # of a vector within a row
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of a tile, at most."""
+        return max(1, _QUERIES // self.group)

@@ -1,0 +1,44 @@
+"""The team of threads: every kernel is a step of a program, and all threads take every step together."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from slipstream.native.emit import I32, I64, POINTER, Code, Value
+
+
+def add_team(module: ir.Module) -> None:
+    """`start(program, threads)`: all threads take one step after the other, and wait for each other in between.
+
+    The threads are torch's own, by the same OpenMP library: two teams would fight for the cores.
+    """
+    operation = ir.FunctionType(ir.VoidType(), [POINTER, I64, I64])
+    barrier = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "GOMP_barrier")
+    number = ir.Function(module, ir.FunctionType(I32, []), "omp_get_thread_num")
+    size = ir.Function(module, ir.FunctionType(I32, []), "omp_get_num_threads")
+
+    def body(code: Code, program: Value, thread: Value, threads: Value, *, wait: bool) -> None:
+        count = code.load(program, 0, I64)
+        with code.loop(0, count) as index:
+            place = code.plus(code.times(index, 2), 1)
+            function = code.builder.inttoptr(code.load(program, place, I64), operation.as_pointer())
+            arguments = code.builder.inttoptr(code.load(program, code.plus(place, 1), I64), POINTER)
+            code.builder.call(function, [arguments, thread, threads])
+            if wait:
+                code.builder.call(barrier, [])
+
+    team = Code(module, "team", [POINTER])
+    thread, threads = (team.builder.zext(team.builder.call(function, []), I64) for function in (number, size))
+    body(team, team.arguments[0], thread, threads, wait=True)
+    function = team.done()
+
+    fork = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, POINTER, I32, I32]), "GOMP_parallel")
+    start = Code(module, "start", [I64, I64])
+    program = start.builder.inttoptr(start.arguments[0], POINTER)
+    builder = start.builder
+    with builder.if_else(builder.icmp_signed("==", start.arguments[1], start.whole(1))) as (alone, together):
+        with alone:
+            body(start, program, start.whole(0), start.whole(1), wait=False)
+        with together:
+            builder.call(fork, [function, program, builder.trunc(start.arguments[1], I32), ir.Constant(I32, 0)])
+    start.done()

@@ -1,0 +1,63 @@
+"""What kernels are called with: 64-bit numbers, many of them addresses. Each class names the places of one kernel's.
+
+The first one always leads to the number of rows.
+"""
+
+from __future__ import annotations
+
+
+class Pass:
+    """The rows of a pass. K and V of each go to its PLACE in the pages; a LIST has the slots of all positions that a
+    row sees, from the committed ones on; SCORES has SPAN floats for every query of a tile and thread.
+    """
+
+    ROWS, TILES, TILE_COUNT, POSITIONS, LISTS, PLACES, TURNS, SCORES, SPAN, WORDS = range(10)
+
+
+class Tile:
+    """Some rows of one sequence: the address of its page numbers, positions that all of them see, those committed."""
+
+    FIRST, ROWS, PAGES, SHARED, COMMITTED, WORDS = range(6)
+
+
+class Product:
+    """START: what every row's sums begin with."""
+
+    ROWS, X, X_STRIDE, WEIGHT, START, OUT, OUT_STRIDE, PANELS, INPUTS, WORDS = range(10)
+
+
+class Digits:
+    """Cutting rows and the product with what comes of it have the same.
+
+    COLUMNS multiply the inputs; UNITS get what a row's results are to be multiplied with, and EXCESS what 128 will have
+    added to them. FINENESS and FLOOR are addresses of numbers.
+    """
+
+    ROWS, X, X_STRIDE, COLUMNS, DIGITS, UNITS, EXCESS, INPUTS, FINENESS, FLOOR = range(10)
+    WEIGHT, SCALES, START, OUT, OUT_STRIDE, PANELS, WORDS = range(10, 17)
+
+
+class Norm:
+    """FLOOR: the address of what is added to the squared length. WEIGHT multiplies what was divided by the length."""
+
+    ROWS, X, X_STRIDE, OUT, OUT_STRIDE, WIDTH, FLOOR, WEIGHT = range(8)
+
+
+class Gate:
+    """Lines of gates and, behind them, values."""
+
+    ROWS, BOTH, BOTH_STRIDE, OUT, OUT_STRIDE, UNITS = range(6)
+
+
+class Attention:
+    """Queries stand first in the lines of QKV, [heads, size]; K and V are those of a layer, [pages, kv heads, page,
+    size]. WINDOW is how far back a row looks. Turning and keeping has the first five.
+    """
+
+    PASS, QKV, QKV_STRIDE, KEYS, VALUES, OUT, OUT_STRIDE, WINDOW = range(8)
+
+
+class Top:
+    """COUNT values and ids of each row."""
+
+    ROWS, X, X_STRIDE, WIDTH, COUNT, VALUES, IDS, WORDS = range(8)
