@@ -51,8 +51,8 @@ def alternate(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str
 class Passes:
     """Single forward passes behind a context, outside the engine."""
 
-    def __init__(self, llm: LLM, longest: int) -> None:
-        self.model = llm.model
+    def __init__(self, model: Model, longest: int) -> None:
+        self.model = model
         self.cache = PagedCache(longest // 128 + 3)
         self.model.add_store(self.cache, TARGET)
         self.table = self.cache.open([])
@@ -88,7 +88,7 @@ class Passes:
 
 def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
     """Rows per pass, what is not arithmetic, growth with context."""
-    passes = Passes(llm, 8000)
+    passes = Passes(llm.model, 8000)
     with torch.inference_mode():
         times = alternate({f"rows {rows}": passes.over(rows, 200) for rows in (1, 8, 16, 64)}, rounds)
         result = {f"pass over {rows} rows / 1 row": times[f"rows {rows}"] / times["rows 1"] for rows in (8, 16, 64)}
@@ -151,6 +151,10 @@ def time_of_small_steps(model: Model) -> float:
     layers = model.native if isinstance(model, Decoder) else None
     if layers is None:
         return 0.0
+    passes = Passes(model, 256)
+    segment = tree_segment(passes.table, 200, passes.tokens[:1], TokenTree(passes.tokens[0]))
+    rows = layers.rows([segment], RopeTable(model.config, "cpu"))  # the kernels read it as long as they run
+    layers.read(rows, passes.cache.layers(TARGET))
     functions = kernels.layers(layers.shape)
     small = {functions[name] for name in ("norm", "turn", "gate")}
     words = program([step for steps in layers.steps for step in steps if step[0] in small])

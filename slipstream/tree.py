@@ -74,6 +74,11 @@ class TokenTree:
             node = tree.add(node, token, origin=origin)
         return tree
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has a sibling."""
+        return self.depths[-1] == len(self.depths) - 1
+
     def __len__(self) -> int:
         return len(self.tokens)
 

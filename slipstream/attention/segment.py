@@ -73,8 +73,10 @@ def tree_segment(
     if tree is None:
         return Segment(table, committed, pending, chain, causal, lead, causal=True)
     nodes = len(tree)
-    if nodes == 1:
-        return Segment(table, committed, pending, chain, causal, lead - 1, causal=True)
+    if first_node == 0 and tree.is_chain:
+        tokens = pending + tree.tokens[1:]
+        positions = np.arange(committed, committed + len(tokens), dtype=np.int64)
+        return Segment(table, committed, tokens, positions, np.tri(len(tokens), dtype=np.bool_), lead - 1, causal=True)
     # The root is both the last pending row and node 0, so node i lies i rows behind it.
     root = lead - 1
     depths = np.asarray(tree.depths[1:], dtype=np.int64)

@@ -65,6 +65,7 @@ def _hardware() -> dict[str, dict[str, Any]]:
         "usable cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "own kernels": _own_kernels(),
         "MKL packed products": packing_works(),
         "free memory": mebibytes(available_bytes("cpu")),
     }
@@ -74,6 +75,16 @@ def _hardware() -> dict[str, dict[str, Any]]:
         capability = f"capability {properties.major}.{properties.minor}"
         gpu[f"device {index}"] = f"{properties.name}, {mebibytes(properties.total_memory)}, {capability}"
     return {"cpu": cpu, "cuda": gpu}
+
+
+def _own_kernels() -> str:
+    from slipstream.models.linear import native_works
+    from slipstream.native.machine import machine
+
+    found = machine()
+    if found is None or not native_works():
+        return "no"
+    return f"vectors of {found.lanes} floats, {'with' if found.digits else 'without'} 8-bit and 4-bit products"
 
 
 def cpu_model() -> str:

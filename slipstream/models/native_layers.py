@@ -113,10 +113,9 @@ class NativeLayers:
         inputs: torch.Tensor | None = None,
     ) -> dict[int, torch.Tensor]:
         """Run hidden states [rows, width] through layers, in place; returns copies of the tapped ones."""
-        self._facts[:] = rows.facts
         if len(x) > self._memory.rows:
             self._prepare(1 << (len(x) - 1).bit_length())
-        self._read(data)
+        self.read(rows, data)
         hidden = self._memory.x[: x.shape[0], : x.shape[1]]
         hidden.copy_(x)
         if inputs is not None:
@@ -140,8 +139,9 @@ class NativeLayers:
             self._programs[layers] = program([step for index in layers for step in self.steps[index]])
         self._kernels.run(self._programs[layers].ctypes.data)
 
-    def _read(self, data: Sequence[LayerStore]) -> None:
-        """Have the steps use the pages of a store."""
+    def read(self, rows: NativeRows, data: Sequence[LayerStore]) -> None:
+        """Have the steps work on rows, which must stay as long as they do, and on the pages of a store."""
+        self._facts[:] = rows.facts
         store: int = data[0].both.data_ptr()
         if self._store != store:
             self._store = store

@@ -23,7 +23,7 @@ from slipstream.models.linear import DIGIT_INPUTS, Linear, digits_work
 from slipstream.models.shapes import weight_shapes
 
 if TYPE_CHECKING:
-    from slipstream.native.linear import DigitLinear
+    from slipstream.native.linear import DigitLinear, NibbleLinear
 
 MODES = ("none", "int8", "int4")
 
@@ -116,14 +116,23 @@ class Int4Linear:
 
 
 def _four_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed codes and grids of some rows. A group that lies on a grid of 16 values with both ends used keeps them."""
+    """Packed codes and grids of some rows, as the library's kernel has them."""
+    codes, scale, offset = _on_grids(weight)
+    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
+    return packed, torch.cat([scale, offset], 2).transpose(0, 1).to(torch.bfloat16)
+
+
+def _on_grids(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Codes uint8 [rows, in], scales and offsets [rows, groups, 1] that bfloat16 can hold.
+
+    A group that lies on a grid of 16 values with both ends used keeps them.
+    """
     groups = weight.unflatten(1, (-1, _GROUP))
     least, largest = groups.aminmax(dim=2, keepdim=True)
     scale = ((largest - least) / 15).clamp_min_(_TINY).bfloat16().float()
     offset = (least + 8 * scale).bfloat16().float()
-    codes = ((groups - offset) / scale + 8).round_().clamp_(0, 15).to(torch.int32)
-    packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.flatten(1), 1)
-    return packed, torch.cat([scale, offset], 2).transpose(0, 1).to(torch.bfloat16)
+    codes = ((groups - offset) / scale + 8).round_().clamp_(0, 15).to(torch.uint8)
+    return codes.flatten(1), scale, offset
 
 
 def quantized_linear(
@@ -131,7 +140,7 @@ def quantized_linear(
 ) -> Linear:
     """The product of a layer in a mode other than none; `columns` [in] multiply the activations first."""
     if mode == "int4":
-        return Int4Linear(weight, bias, columns)
+        return int4_linear(weight, bias, columns)
     return int8_linear(Int8Matrix(weight), bias, columns)
 
 
@@ -144,6 +153,20 @@ def int8_linear(
 
         return DigitLinear(matrix.codes, matrix.scales, fineness(matrix.codes.shape[1]), bias, columns)
     return Int8Linear(matrix, bias, columns)
+
+
+def int4_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+) -> Int4Linear | NibbleLinear:
+    """The product with a weight in 4 bits: by our own kernel, where the processor has the instruction for it."""
+    width = weight.shape[1]
+    if not digits_work() or width % _GROUP:
+        return Int4Linear(weight, bias, columns)
+    from slipstream.native.linear import NibbleLinear
+
+    codes, scales, offsets = zip(*(_on_grids(rows) for rows in weight.split(_BLOCK)), strict=True)
+    grids = torch.cat([torch.cat(scales), torch.cat(offsets)], 2).bfloat16()
+    return NibbleLinear(torch.cat(codes), grids, fineness(width), bias, columns)
 
 
 def fineness(width: int) -> float:

@@ -14,6 +14,7 @@ from llvmlite import ir
 
 from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
 from slipstream.native.shape import Shape
+from slipstream.native.team import KERNEL
 from slipstream.native.words import Attention, Pass, Tile
 
 _SUMS = 24  # vectors of sums that are kept in registers
@@ -23,12 +24,11 @@ _BLOCK = 16  # positions that the weights are made for at once
 def add_attention(module: ir.Module, name: str, shape: Shape) -> None:
     """A kernel that computes all rows and heads."""
     parts = [_tile(module, f"{name}.{rows}", shape, rows) for rows in range(1, shape.tile_rows + 1)]
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+    code = Code(module, name, KERNEL)
+    arguments, thread, _, counter = code.arguments
     facts = code.address(arguments, Attention.PASS)
     count = code.number(facts, Pass.TILE_COUNT)
-    first, last = code.share(code.times(count, shape.kv_heads), thread, threads)
-    with code.loop(first, last) as item:  # a head's tiles one after the other: they read the same
+    with code.taking(counter, code.times(count, shape.kv_heads)) as item:  # a head's tiles in turn: they read the same
         head = code.over(item, count)
         number = code.minus(item, code.times(head, count))
         tile = code.at(code.address(facts, Pass.TILES), code.times(number, Tile.WORDS), I64)
@@ -111,8 +111,21 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
                 sum_ = code.fma(code.load(queries[query], part * lanes, floats(lanes)), key[part], sum_)
             code.store(code.total(sum_), scores[query], position)
 
-    with code.loop(begin, shared) as position:
-        score(position, reader.line(position), range(rows * group))
+    def score_block(position: Value) -> None:
+        """Scores of as many keys as a vector has lanes; they lie in one page, one behind the other."""
+        line = reader.line(position)
+        keys = [code.at(reader.keys, code.plus(line, lane * size), F32) for lane in range(lanes)]
+        for query, place in zip(queries, scores, strict=True):
+            parts = [code.load(query, part * lanes, floats(lanes)) for part in range(size // lanes)]
+            sums = [builder.fmul(parts[0], code.load(key, 0, floats(lanes))) for key in keys]
+            for part in range(1, size // lanes):
+                loaded = (code.load(key, part * lanes, floats(lanes)) for key in keys)
+                sums = [code.fma(parts[part], key, sum_) for key, sum_ in zip(loaded, sums, strict=True)]
+            code.store(code.all_totals(sums), place, position)
+
+    # The last block may go beyond what is shared: whatever it finds there is written over below.
+    with code.loop(begin, shared, lanes) as position:
+        score_block(position)
     ends = []
     for row in range(rows):
         own = range(row * group, (row + 1) * group)

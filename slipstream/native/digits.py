@@ -9,26 +9,29 @@ A weight [out, in] lies in panels of two vectors of outputs and four inputs each
 
 from __future__ import annotations
 
-from functools import partial
-
 from llvmlite import ir
 
 from slipstream.native.emit import F32, I8, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.fetch import Fetch, choose_tile, panels_in_turn
 from slipstream.native.products import Ending
 from slipstream.native.rows import length_of
 from slipstream.native.shape import DIGIT_BASE as BASE
 from slipstream.native.shape import DIGIT_LANES as LANES
+from slipstream.native.shape import GROUP
+from slipstream.native.team import KERNEL
 from slipstream.native.words import Digits
 
-_AHEAD = 4096  # bytes of weights that the first tile fetches before it reads them
 _UNROLLED = 2  # rounds of four inputs
 _TINY = 1e-30  # instead of a largest number of 0
 
 
-def add_cut(module: ir.Module, name: str, *, normed: bool) -> None:
-    """Cut rows into digits [rows, 2, inputs]; `normed`: rows are divided by their length first."""
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False) -> None:
+    """Cut rows into digits [rows, 2, inputs]; `normed`: rows are divided by their length first.
+
+    `grouped`: sums of groups of inputs are wanted, [rows, groups], and not what 128 adds.
+    """
+    code = Code(module, name, KERNEL)
+    arguments, thread, threads, _ = code.arguments
     builder, vector, whole = code.builder, floats(LANES), ir.VectorType(I32, LANES)
     first, last = code.share(code.load(code.address(arguments, Digits.ROWS), 0, I64), thread, threads)
     inputs, stride = code.number(arguments, Digits.INPUTS), code.number(arguments, Digits.X_STRIDE)
@@ -53,8 +56,9 @@ def add_cut(module: ir.Module, name: str, *, normed: bool) -> None:
             peaks.append(code.maximum(code.unary("fabs", number(place)), largest))
         unit = builder.fmul(code.folded(peaks[0], code.maximum), fineness)
         units = code.spread(unit, LANES)
-        none = code.constant(0, whole)
-        with code.carrying(0, inputs, [none, none], LANES) as (place, (highs, lows), sums):
+
+        def cut(place: Value, units: Value = units, digits: Value = digits) -> Value:
+            """Both digits of a vector are stored; what they stand for comes back."""
             scaled = builder.fdiv(number(place), units)
             high = code.unary("rint", builder.fmul(scaled, code.constant(1 / BASE, vector)))
             low = builder.fsub(scaled, builder.fmul(high, code.constant(float(BASE), vector)))
@@ -62,33 +66,43 @@ def add_cut(module: ir.Module, name: str, *, normed: bool) -> None:
             for part, digit in enumerate((high, low)):
                 short = builder.trunc(digit, ir.VectorType(I8, LANES))
                 code.store(short, digits, code.plus(place, code.times(inputs, part)))
-            sums += [builder.add(highs, high), builder.add(lows, low)]
-        high, low = (code.folded(sum_, builder.add) for sum_ in sums)
-        base = ir.Constant(I32, BASE)
+            return builder.add(builder.mul(high, code.constant(BASE, whole)), low)
+
         code.store(unit, code.address(arguments, Digits.UNITS), row)
-        code.store(
-            builder.mul(builder.add(builder.mul(high, base), low), base), code.address(arguments, Digits.EXCESS), row
-        )
+        if grouped:
+            groups = code.over(inputs, GROUP)
+            sums = code.at(code.address(arguments, Digits.SUMS), code.times(row, groups), F32)
+            with code.loop(0, groups) as group:
+                place = code.times(group, GROUP)
+                together = builder.add(cut(place), cut(code.plus(place, LANES)))
+                code.store(builder.sitofp(code.folded(together, builder.add), F32), sums, group)
+        else:
+            with code.carrying(0, inputs, [code.constant(0, whole)], LANES) as (place, (sum_,), totals):
+                totals.append(builder.add(sum_, cut(place)))
+            excess = builder.mul(code.folded(totals[0], builder.add), ir.Constant(I32, BASE))
+            code.store(excess, code.address(arguments, Digits.EXCESS), row)
     code.done()
 
 
 def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    tiles = [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)]
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+    asking, silent = (
+        [_tile(module, f"{name}.{rows}.{asks}", rows, ending, asks) for rows in range(1, most + 1)]
+        for asks in (True, False)
+    )
+    code = Code(module, name, KERNEL)
+    arguments, _, threads, counter = code.arguments
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
-    first, last = code.share(code.number(arguments, Digits.PANELS), thread, threads)
+    panels = code.number(arguments, Digits.PANELS)
     count = code.over_up(rows, most)
-    with code.loop(first, last) as panel, code.loop(0, count) as number:
+    with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
         begin = code.over(code.times(rows, number), count)
         end = code.over(code.times(rows, code.plus(number, 1)), count)
-        operands = [arguments, panel, begin, number]
-        code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
+        choose_tile(code, asking, silent, code.minus(end, begin), [arguments, panel, begin, number])
     code.done()
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending, asks: bool) -> ir.Function:
     code = Code(module, name, [POINTER, I64, I64, I64])
     code.function.linkage = "internal"
     code.function.attributes.add("noinline")
@@ -98,8 +112,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Functio
     whole = ir.VectorType(I32, LANES)
     size = code.times(inputs, width)
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
-    first_tile = builder.icmp_signed("==", number, code.whole(0))
-    fetched = code.at(weight, builder.select(first_tile, code.whole(_AHEAD), size), I8)
+    fetch = Fetch(code, weight, size, 4 * width, number)
     all_digits = code.address(arguments, Digits.DIGITS)
     digits = [
         code.at(all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), inputs), I8)
@@ -112,8 +125,8 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Functio
             place = code.plus(index, ahead)
             line = code.times(place, width)  # in groups of four bytes
             codes = [code.load(weight, code.plus(line, part * LANES), whole, 4 * LANES) for part in range(2)]
-            for part in range(2):
-                code.prefetch(code.at(fetched, code.plus(line, part * LANES), I32))
+            if asks:
+                fetch.round(place)
             for which, digit in enumerate(digits):
                 four = code.spread(code.load(digit, place, I32, 4), LANES)
                 for part in range(2):

@@ -80,6 +80,20 @@ class Code:
         following[:] = carried
 
     @contextmanager
+    def taking(self, counter: Value, count: Value) -> Iterator[Value]:
+        """The body runs with each number below `count` that no other thread has taken: whoever is faster does more."""
+        builder = self.builder
+        head, body, end = (builder.append_basic_block() for _ in range(3))
+        builder.branch(head)
+        builder.position_at_end(head)
+        number = builder.atomic_rmw("add", counter, self.whole(1), "monotonic")
+        builder.cbranch(builder.icmp_signed("<", number, self.whole(count)), body, end)
+        builder.position_at_end(body)
+        yield number
+        builder.branch(head)
+        builder.position_at_end(end)
+
+    @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
         """The body runs if the condition holds."""
         with self.builder.if_then(condition):
@@ -161,6 +175,10 @@ class Code:
         element = value.type.element if isinstance(value.type, ir.VectorType) else value.type
         self.builder.store(value, self.at(base, index, element), align=_bytes(element))
 
+    def memory(self, kind: ir.Type, count: int) -> Value:
+        """Room for so many elements, as long as the function runs; before anything else in it."""
+        return self.builder.bitcast(self.builder.alloca(kind, count), POINTER)
+
     def address(self, arguments: Value, index: int) -> Value:
         """Argument `index`, an address."""
         return self.builder.inttoptr(self.load(arguments, index, I64), POINTER)
@@ -213,6 +231,25 @@ class Code:
         name = f"llvm.maximum.{_name(kind)}"
         return self.builder.call(self._declared(name, ir.FunctionType(kind, [kind] * 2)), [a, b])
 
+    def all_totals(self, vectors: Sequence[Value]) -> Value:
+        """The sums of as many vectors as each has lanes, in one vector: the bits of `total`, in a third of the time.
+
+        In every round pairs of vectors become one, in which the halves of all pieces of both have been added: pieces
+        get half as long, and twice as many. What is first in a piece stays first, so each sum has the order of `total`.
+        """
+        lanes = len(vectors)
+        order = _places_of_pieces(lanes)
+        vectors = [vectors[order.index(place)] for place in range(lanes)]
+        length = lanes
+        while len(vectors) > 1:
+            low, high = _halves(lanes, length)
+            vectors = [
+                self.builder.fadd(self.shuffle(a, low, b), self.shuffle(a, high, b))
+                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+            length //= 2
+        return vectors[0]
+
     def dot(self, sums: Value, without_sign: Value, with_sign: Value) -> Value:
         """Sums of 32 bits plus the products of four bytes each; such bytes come four to a lane."""
         kind = sums.type
@@ -255,6 +292,34 @@ class Code:
 
     def _declared(self, name: str, kinds: ir.FunctionType) -> ir.Function:
         return self.module.globals.get(name) or ir.Function(self.module, kinds, name)
+
+
+def _halves(lanes: int, length: int) -> tuple[list[int], list[int]]:
+    """Lanes of two vectors made of pieces: the first halves of all pieces, and the second ones.
+
+    A piece of the one stands beside its neighbour in the other, as far as vector units shuffle without crossing.
+    """
+    half = length // 2
+    if lanes * 4 // 16 > 1 and length > 4:
+        places = [(vector, piece) for vector in range(2) for piece in range(0, lanes, length)]
+    else:
+        places = [(vector, piece) for piece in range(0, lanes, length) for vector in range(2)]
+        if length == 2:  # four pieces of each vector to a quarter: those of the first one stand together
+            quarter = [(vector, piece) for vector in range(2) for piece in (0, 2)]
+            places = [(vector, start + piece) for start in range(0, lanes, 4) for vector, piece in quarter]
+    low = [vector * lanes + piece + lane for vector, piece in places for lane in range(half)]
+    return low, [place + half for place in low]
+
+
+def _places_of_pieces(lanes: int) -> list[int]:
+    """Which vector must come where, so that lane i of `all_totals` is the sum of vector i."""
+    owners = [[vector] * lanes for vector in range(lanes)]
+    length = lanes
+    while len(owners) > 1:
+        low, _ = _halves(lanes, length)
+        owners = [[(a + b)[place] for place in low] for a, b in zip(owners[::2], owners[1::2], strict=True)]
+        length //= 2
+    return owners[0]
 
 
 def floats(lanes: int) -> ir.VectorType:

@@ -12,14 +12,15 @@ from slipstream.native.shape import Shape
 if TYPE_CHECKING:
     from llvmlite import ir
 
-DIGIT_ROWS = 4  # of a tile of an 8-bit product
+DIGIT_ROWS = 4  # of a tile of an 8-bit or 4-bit product
 
 
 @functools.cache
 def products() -> Library:
-    """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `cut` and `digit_product`.
+    """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `cut` and `digit_product`
+    (8-bit weights), `cut_groups` and `nibble_product` (4-bit weights).
 
-    Each product has a twin, `..._added`, that adds to what is there, and `cut` one that norms first, `cut_normed`.
+    Each product has a twin, `..._added`, that adds to what is there, and each cut one that norms first, `..._normed`.
     """
     return library(repr(here()), functools.partial(_products, here()))
 
@@ -38,7 +39,7 @@ def here() -> Machine:
 
 
 def _products(machine: Machine, module: ir.Module) -> None:
-    from slipstream.native import digits
+    from slipstream.native import digits, nibbles
     from slipstream.native import products as plain
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
@@ -48,11 +49,14 @@ def _products(machine: Machine, module: ir.Module) -> None:
         plain.add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
         if machine.digits:
             digits.add_product(module, f"digit_product{twin}", DIGIT_ROWS, ending)
+            nibbles.add_product(module, f"nibble_product{twin}", DIGIT_ROWS, ending)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)
     if machine.digits:
-        digits.add_cut(module, "cut", normed=False)
-        digits.add_cut(module, "cut_normed", normed=True)
+        for normed in (False, True):
+            twin = "_normed" if normed else ""
+            digits.add_cut(module, f"cut{twin}", normed=normed)
+            digits.add_cut(module, f"cut_groups{twin}", normed=normed, grouped=True)
 
 
 def _layers(shape: Shape, module: ir.Module) -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from slipstream.native import kernels
 from slipstream.native.call import Call, Step, Words
-from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES
+from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP
 from slipstream.native.words import Digits, Product
 
 
@@ -36,6 +36,7 @@ class Space:
     digits: torch.Tensor  # int8 [rows * 2 * inputs]
     units: torch.Tensor  # float32 [rows]
     excess: torch.Tensor  # int32 [rows]
+    sums: torch.Tensor  # float32 [rows * groups]
 
     @staticmethod
     def of(rows: int, inputs: int) -> Space:
@@ -44,12 +45,13 @@ class Space:
             torch.empty(rows * 2 * inputs, dtype=torch.int8),
             torch.empty(rows),
             torch.empty(rows, dtype=torch.int32),
+            torch.empty(rows * -(-inputs // GROUP)),
         )
 
     def fill(self, words: Words) -> None:
         """Say where this is to those who cut rows, and to products with them."""
         words[Digits.DIGITS], words[Digits.UNITS] = self.digits.data_ptr(), self.units.data_ptr()
-        words[Digits.EXCESS] = self.excess.data_ptr()
+        words[Digits.EXCESS], words[Digits.SUMS] = self.excess.data_ptr(), self.sums.data_ptr()
 
 
 @functools.lru_cache(maxsize=64)
@@ -137,39 +139,26 @@ class FloatLinear(NativeLinear):
         words[Product.X], words[Product.X_STRIDE], words[Product.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
 
 
-class DigitLinear(NativeLinear):
-    """A product with 8-bit weights [out, in] and a scale for each output; `columns` multiply the inputs first."""
+class CutLinear(NativeLinear):
+    """A product that cuts its rows into digits first; `columns` multiply the inputs before that."""
 
     norms = True
+    _cut: str  # the names of its two kernels
+    _product: str
+    _packed: torch.Tensor  # codes
+    _scales: torch.Tensor
 
     def __init__(
-        self,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        fineness: float,
-        bias: torch.Tensor | None = None,
-        columns: torch.Tensor | None = None,
+        self, shape: tuple[int, int], fineness: float, bias: torch.Tensor | None, columns: torch.Tensor | None
     ) -> None:
         """`fineness`: what a row's largest number is multiplied with to get the unit of its digits."""
-        super().__init__((codes.shape[0], codes.shape[1]), bias)
-        fill = self.width - self.outputs
-        whole = functional.pad(codes, (0, 0, 0, fill)).view(torch.uint8) ^ DIGIT_BASE  # code + 128, in 8 bits
-        fours = whole.view(self.panels, self._panel, self.inputs // 4, 4)
-        self._packed = fours.transpose(1, 2).contiguous()
-        self._scales = functional.pad(scales, (0, fill))
+        super().__init__(shape, bias)
         self._columns = _same(1.0, self.inputs) if columns is None else columns.float().contiguous()
         self._fineness = torch.tensor([fineness])
 
     @property
     def _panel(self) -> int:
         return 2 * DIGIT_LANES
-
-    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight, as a table gives them."""
-        panels, places = np.divmod(ids.numpy(), self._panel)
-        codes = (self._packed.numpy()[panels, :, places] ^ DIGIT_BASE).view(np.int8)  # [..., in / 4, 4]
-        rows = codes.reshape(*ids.shape, self.inputs) * self._scales.numpy()[ids.numpy()][..., None]
-        return torch.from_numpy(rows)
 
     def space(self, rows: int) -> Space:
         return Space.of(rows, self.inputs)
@@ -181,16 +170,69 @@ class DigitLinear(NativeLinear):
         words[Digits.ROWS], words[Digits.INPUTS], words[Digits.PANELS] = rows, self.inputs, self.panels
         words[Digits.X], words[Digits.X_STRIDE], words[Digits.FLOOR] = x.address, x.stride, floor
         words[Digits.COLUMNS], words[Digits.FINENESS] = self._columns.data_ptr(), self._fineness.data_ptr()
-        words[Digits.SCALES] = self._scales.data_ptr()
+        words[Digits.WEIGHT], words[Digits.SCALES] = self._packed.data_ptr(), self._scales.data_ptr()
+        words[Digits.OUT], words[Digits.OUT_STRIDE] = out.address, out.stride
+        words[Digits.START] = self._start.data_ptr()
         if space is not None:
             space.fill(words)
-        words[Digits.WEIGHT], words[Digits.START] = self._packed.data_ptr(), self._start.data_ptr()
-        words[Digits.OUT], words[Digits.OUT_STRIDE] = out.address, out.stride
         functions = kernels.products()
-        product = functions["digit_product_added" if added else "digit_product"]
-        return [(functions["cut_normed" if floor else "cut"], words), (product, words)]
+        cut, product = self._cut + "_normed" * bool(floor), self._product + "_added" * added
+        return [(functions[cut], words), (functions[product], words)]
 
     def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
         assert space is not None
         words[Digits.X], words[Digits.X_STRIDE], words[Digits.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
         space.fill(words)
+
+
+class DigitLinear(CutLinear):
+    """A product with 8-bit weights [out, in] and a scale for each output."""
+
+    _cut, _product = "cut", "digit_product"
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        fineness: float,
+        bias: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__((codes.shape[0], codes.shape[1]), fineness, bias, columns)
+        fill = self.width - self.outputs
+        whole = functional.pad(codes, (0, 0, 0, fill)).view(torch.uint8) ^ DIGIT_BASE  # code + 128, in 8 bits
+        fours = whole.view(self.panels, self._panel, self.inputs // 4, 4)
+        self._packed = fours.transpose(1, 2).contiguous()
+        self._scales = functional.pad(scales, (0, fill))
+
+    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, as a table gives them."""
+        panels, places = np.divmod(ids.numpy(), self._panel)
+        codes = (self._packed.numpy()[panels, :, places] ^ DIGIT_BASE).view(np.int8)  # [..., in / 4, 4]
+        rows = codes.reshape(*ids.shape, self.inputs) * self._scales.numpy()[ids.numpy()][..., None]
+        return torch.from_numpy(rows)
+
+
+class NibbleLinear(CutLinear):
+    """A product with 4-bit weights: codes [out, in], and scale and offset of each group of inputs."""
+
+    _cut, _product = "cut_groups", "nibble_product"
+
+    def __init__(
+        self,
+        codes: torch.Tensor,
+        grids: torch.Tensor,
+        fineness: float,
+        bias: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+    ) -> None:
+        """`codes`: 0 to 15, [out, in]; `grids`: bfloat16 [out, groups, scale and offset]."""
+        super().__init__((codes.shape[0], codes.shape[1]), fineness, bias, columns)
+        fill, groups = self.width - self.outputs, self.inputs // GROUP
+        whole = functional.pad(codes.to(torch.uint8), (0, 0, 0, fill))
+        # [panels, vectors, lanes, groups, halves, fours, 4] -> two times [panels, groups, vectors, fours, lanes, 4]
+        parts = whole.view(self.panels, 2, DIGIT_LANES, groups, 2, GROUP // 8, 4)
+        low, high = parts.permute(4, 0, 3, 1, 5, 2, 6)
+        self._packed = (low | (high << 4)).contiguous()
+        lines = functional.pad(grids, (0, 0, 0, 0, 0, fill)).view(self.panels, self._panel, groups, 2)
+        self._scales = lines.permute(0, 2, 3, 1).contiguous()

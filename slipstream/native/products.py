@@ -5,76 +5,103 @@ results are as wide as all panels. A thread takes some panels, and goes through 
 tile give stays in registers while the inputs go by. Every output is one sum over the inputs in their order, whatever
 the tile, so a row's bits do not depend on the others.
 
-Reading weights is what takes time. So the first tile of a panel asks for them early, and while the rows of later tiles
-find the panel in the cache, the next one is fetched.
+Reading weights is what takes time. So where there is more than one tile, all of them take the inputs piece by piece:
+the first tile reads a piece, the others find it in the first cache, and the second one asks for the next piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from llvmlite import ir
 
 from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
+from slipstream.native.fetch import Fetch, choose_tile, panels_in_turn
+from slipstream.native.team import KERNEL
 from slipstream.native.words import Product
 
-AHEAD = 1024  # floats that the first tile fetches before it reads them
 UNROLLED = 4  # inputs that one round takes; their number must be a multiple
+_PIECE = 128  # inputs that several tiles take one after the other while their weights are in the first cache
+_TILES = 8  # that take turns so
 
 Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two sums, out at the row, panel)
 
 
 def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the sums."""
-    tiles = [_tile(module, f"{name}.{rows}", lanes, rows, ending) for rows in range(1, most + 1)]
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
-    rows = code.load(code.address(arguments, Product.ROWS), 0, I64)
-    first, last = code.share(code.number(arguments, Product.PANELS), thread, threads)
-    count = code.over_up(rows, most)
-    with code.loop(first, last) as panel, code.loop(0, count) as number:
-        begin = code.over(code.times(rows, number), count)
-        end = code.over(code.times(rows, code.plus(number, 1)), count)
-        operands = [arguments, panel, begin, number]
-        cases = [partial(code.builder.call, tile, operands) for tile in tiles]
-        code.choose(code.minus(end, begin), cases)
+    asking, silent = (
+        [_tile(module, f"{name}.{rows}.{asks}", lanes, rows, ending, asks) for rows in range(1, most + 1)]
+        for asks in (True, False)
+    )
+    code = Code(module, name, KERNEL)
+    arguments, _, threads, counter = code.arguments
+    sums = code.memory(F32, _TILES * most * 2 * lanes)
+    rows, inputs = code.load(code.address(arguments, Product.ROWS), 0, I64), code.number(arguments, Product.INPUTS)
+    panels = code.number(arguments, Product.PANELS)
+    blocks = code.over_up(rows, _TILES * most)
+    with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, blocks) as block:
+        start, stop = code.share(rows, block, blocks)
+        count = code.over_up(code.minus(stop, start), most)
+        alone = code.builder.icmp_signed("==", count, code.whole(1))
+        length = code.builder.select(alone, inputs, code.whole(_PIECE))
+        pieces = code.over_up(inputs, length)
+        with code.loop(0, pieces) as piece, code.loop(0, count) as number:
+            begin, end = code.share(code.minus(stop, start), number, count)
+            place = code.times(piece, length)
+            held = code.at(sums, code.times(begin, 2 * lanes), F32)
+            until = code.least(code.plus(place, length), inputs)
+            operands = [arguments, panel, code.plus(start, begin), number, place, until, held]
+            choose_tile(code, asking, silent, code.minus(end, begin), operands)
     code.done()
 
 
-def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64])
+def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending, asks: bool) -> ir.Function:
+    """One tile over some of the inputs: its sums go on from where the inputs before have left them."""
+    code = Code(module, name, [POINTER, *[I64] * 5, POINTER])
     code.function.linkage = "internal"
     code.function.attributes.add("noinline")
-    arguments, panel, begin, number = code.arguments
+    builder = code.builder
+    arguments, panel, begin, number, first_input, last_input, held = code.arguments
     inputs, vector, width = code.number(arguments, Product.INPUTS), floats(lanes), 2 * lanes
-    size = code.times(inputs, width)
-    weight = code.at(code.address(arguments, Product.WEIGHT), code.times(panel, size), F32)
-    first_tile = code.builder.icmp_signed("==", number, code.whole(0))
-    fetched = code.at(weight, code.builder.select(first_tile, code.whole(AHEAD), size), F32)
+    weight = code.at(code.address(arguments, Product.WEIGHT), code.times(panel, inputs, width), F32)
+    here = code.at(weight, code.times(first_input, width), F32)
+    fetch = Fetch(code, here, code.times(code.minus(last_input, first_input), 4 * width), 4 * width, number)
     stride = code.number(arguments, Product.X_STRIDE)
     x = [
         code.at(code.address(arguments, Product.X), code.times(code.plus(begin, row), stride), F32)
         for row in range(rows)
     ]
-    start = code.at(code.address(arguments, Product.START), code.times(panel, width), F32)
-    first = [code.load(start, part * lanes, vector) for part in range(2)]
-    with code.carrying(0, inputs, first * rows, UNROLLED) as (index, sums, results):
+    # All rows start with the same two vectors; later they go on with what is held.
+    fresh = builder.icmp_signed("==", first_input, code.whole(0))
+    given = code.at(code.address(arguments, Product.START), code.times(panel, width), F32)
+    source, step = builder.select(fresh, given, held), builder.select(fresh, code.whole(0), code.whole(width))
+    starts = [
+        code.load(source, code.plus(code.times(step, row), part * lanes), vector)
+        for row in range(rows)
+        for part in range(2)
+    ]
+    with code.carrying(first_input, last_input, starts, UNROLLED) as (index, sums, results):
         for ahead in range(UNROLLED):
             place = code.plus(index, ahead)
             line = code.times(place, width)
             parts = [code.load(weight, code.plus(line, part * lanes), vector, 4 * lanes) for part in range(2)]
-            for part in range(2):
-                code.prefetch(code.at(fetched, code.plus(line, part * lanes), F32))
+            if asks:
+                fetch.round(code.minus(place, first_input))
             for row in range(rows):
                 value = code.spread(code.load(x[row], place, F32), lanes)
                 for part in range(2):
                     sums[2 * row + part] = code.fma(value, parts[part], sums[2 * row + part])
         results.extend(sums)
     out, out_stride = code.address(arguments, Product.OUT), code.number(arguments, Product.OUT_STRIDE)
-    for row in range(rows):
-        line = code.at(out, code.times(code.plus(begin, row), out_stride), F32)
-        ending(code, results[2 * row : 2 * row + 2], line, panel)
+    done = builder.icmp_signed("==", last_input, inputs)
+    with builder.if_else(done) as (complete, unfinished):
+        with complete:
+            for row in range(rows):
+                line = code.at(out, code.times(code.plus(begin, row), out_stride), F32)
+                ending(code, results[2 * row : 2 * row + 2], line, panel)
+        with unfinished:
+            for place, sum_ in enumerate(results):
+                code.store(sum_, held, place * lanes)
     return code.done()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
+from slipstream.native.emit import F32, I64, Code, Value, floats
 from slipstream.native.shape import Shape
+from slipstream.native.team import KERNEL
 from slipstream.native.words import Attention, Gate, Norm, Pass
 
 
@@ -20,8 +21,8 @@ def length_of(code: Code, x: Value, width: Value, floor: Value, lanes: int) -> V
 
 def add_norm(module: ir.Module, name: str, lanes: int) -> None:
     """Rows divided by their lengths, times a weight; their width is whole vectors."""
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+    code = Code(module, name, KERNEL)
+    arguments, thread, threads, _ = code.arguments
     first, last = code.share(code.load(code.address(arguments, Norm.ROWS), 0, I64), thread, threads)
     width = code.number(arguments, Norm.WIDTH)
     floor, weight = code.load(code.address(arguments, Norm.FLOOR), 0, F32), code.address(arguments, Norm.WEIGHT)
@@ -38,8 +39,8 @@ def add_norm(module: ir.Module, name: str, lanes: int) -> None:
 
 def add_gate(module: ir.Module, name: str, lanes: int) -> None:
     """silu(gate) * value; there are whole vectors of units."""
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+    code = Code(module, name, KERNEL)
+    arguments, thread, threads, _ = code.arguments
     builder, vector = code.builder, floats(lanes)
     rows, units = code.load(code.address(arguments, Gate.ROWS), 0, I64), code.number(arguments, Gate.UNITS)
     first, last = code.share(code.over(units, lanes), thread, threads)
@@ -58,8 +59,8 @@ def add_gate(module: ir.Module, name: str, lanes: int) -> None:
 
 def add_turn(module: ir.Module, name: str, shape: Shape) -> None:
     """Rotate q and k, whose pairs lie side by side, and put k and v into their pages."""
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+    code = Code(module, name, KERNEL)
+    arguments, thread, threads, _ = code.arguments
     size, lanes, heads = shape.size, shape.lanes, shape.heads
     facts = code.address(arguments, Attention.PASS)
     first, last = code.share(code.number(facts, Pass.ROWS), thread, threads)

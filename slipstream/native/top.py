@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I32, I64, POINTER, Code, floats
+from slipstream.native.emit import F32, I32, I64, Code, floats
+from slipstream.native.team import KERNEL
 from slipstream.native.words import Top
 
 
 def add_top(module: ir.Module, name: str, lanes: int) -> None:
     """The COUNT largest of each row, largest first and of equals the first one first, as softmax has them."""
-    code = Code(module, name, [POINTER, I64, I64])
-    arguments, thread, threads = code.arguments
+    code = Code(module, name, KERNEL)
+    arguments, thread, threads, _ = code.arguments
     builder, vector, whole = code.builder, floats(lanes), ir.VectorType(I32, lanes)
     first, last = code.share(code.load(code.address(arguments, Top.ROWS), 0, I64), thread, threads)
     width, count = code.number(arguments, Top.WIDTH), code.number(arguments, Top.COUNT)

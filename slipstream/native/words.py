@@ -29,12 +29,12 @@ class Product:
 class Digits:
     """Cutting rows and the product with what comes of it have the same.
 
-    COLUMNS multiply the inputs; UNITS get what a row's results are to be multiplied with, and EXCESS what 128 will have
-    added to them. FINENESS and FLOOR are addresses of numbers.
+    COLUMNS multiply the inputs; UNITS get what a row's results are to be multiplied with, EXCESS what 128 will have
+    added to them, and SUMS, for 4-bit weights, those of each group of inputs. FINENESS and FLOOR are addresses.
     """
 
     ROWS, X, X_STRIDE, COLUMNS, DIGITS, UNITS, EXCESS, INPUTS, FINENESS, FLOOR = range(10)
-    WEIGHT, SCALES, START, OUT, OUT_STRIDE, PANELS, WORDS = range(10, 17)
+    WEIGHT, SCALES, START, OUT, OUT_STRIDE, PANELS, SUMS, WORDS = range(10, 18)
 
 
 class Norm:

@@ -1,0 +1,116 @@
+"""Products of rows with a matrix of 4-bit weights in groups of 32 inputs, each with a scale and an offset.
+
+Rows come as digits, as for 8-bit products, with the sum of each group beside them. A group is summed in whole numbers,
+and groups are added in float32, in their order: a row's bits do not depend on the others. A weight is
+code * scale + (offset - 8 * scale); the part behind the plus meets only the sum of the group.
+
+A weight [out, in] lies in panels of two vectors of outputs, [panels, groups, 2, 4, lanes, 4 bytes]: the lower halves of
+the bytes are the codes of the group's first sixteen inputs, four to a lane, the upper ones those of the others. Scales
+and offsets are bfloat16, [panels, groups, scale and offset, 2 * lanes].
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from slipstream.native.emit import F32, I16, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.fetch import Fetch, choose_tile, panels_in_turn
+from slipstream.native.products import Ending
+from slipstream.native.shape import DIGIT_BASE, GROUP
+from slipstream.native.shape import DIGIT_LANES as LANES
+from slipstream.native.team import KERNEL
+from slipstream.native.words import Digits
+
+_VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector of outputs
+
+
+def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
+    """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
+    asking, silent = (
+        [_tile(module, f"{name}.{rows}.{asks}", rows, ending, asks) for rows in range(1, most + 1)]
+        for asks in (True, False)
+    )
+    code = Code(module, name, KERNEL)
+    arguments, _, threads, counter = code.arguments
+    rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
+    panels = code.number(arguments, Digits.PANELS)
+    count = code.over_up(rows, most)
+    with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
+        begin = code.over(code.times(rows, number), count)
+        end = code.over(code.times(rows, code.plus(number, 1)), count)
+        choose_tile(code, asking, silent, code.minus(end, begin), [arguments, panel, begin, number])
+    code.done()
+
+
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending, asks: bool) -> ir.Function:
+    code = Code(module, name, [POINTER, I64, I64, I64])
+    code.function.linkage = "internal"
+    code.function.attributes.add("noinline")
+    builder = code.builder
+    arguments, panel, begin, number = code.arguments
+    inputs = code.number(arguments, Digits.INPUTS)
+    groups = code.over(inputs, GROUP)
+    whole, vector = ir.VectorType(I32, LANES), floats(LANES)
+    size = code.times(groups, 2 * _VECTORS * LANES)  # of a panel, in groups of four bytes
+    weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I32)
+    fetch = Fetch(code, weight, code.times(size, 4), 8 * _VECTORS * LANES, number)
+    grids = code.at(code.address(arguments, Digits.SCALES), code.times(panel, groups, 4 * LANES), I16)
+    all_digits, sums_of_groups = code.address(arguments, Digits.DIGITS), code.address(arguments, Digits.SUMS)
+    digits = [
+        code.at(
+            all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), code.over(inputs, 4)), I32
+        )
+        for row in range(rows)
+        for part in range(2)
+    ]
+    sums_of = [code.at(sums_of_groups, code.times(code.plus(begin, row), groups), F32) for row in range(rows)]
+    zero = code.constant(0.0, vector)
+    with code.carrying(0, groups, [zero] * (2 * rows)) as (group, totals, results):
+        if asks:
+            fetch.round(group)
+        for half in range(2):
+            counts = [code.constant(0, whole)] * (2 * rows)
+            for step in range(_VECTORS):
+                place = code.plus(code.times(group, 2 * _VECTORS * LANES), (half * _VECTORS + step) * LANES)
+                both = code.load(weight, place, whole, 4 * LANES)
+                low = builder.and_(both, code.constant(0x0F0F0F0F, whole))
+                high = builder.and_(builder.lshr(both, code.constant(4, whole)), code.constant(0x0F0F0F0F, whole))
+                for codes, four in ((low, step), (high, step + _VECTORS)):
+                    where = code.plus(code.times(group, GROUP // 4), four)
+                    for which, digit in enumerate(digits):
+                        spread = code.spread(code.load(digit, where, I32, 4), LANES)
+                        counts[which] = code.dot(counts[which], codes, spread)
+            grid = code.plus(code.times(group, 4 * LANES), half * LANES)
+            scale, offset = (_wide(code, grids, code.plus(grid, part * 2 * LANES)) for part in range(2))
+            base = code.fma(scale, code.constant(-8.0, vector), offset)
+            for row in range(rows):
+                joined = builder.add(
+                    builder.mul(counts[2 * row], code.constant(DIGIT_BASE, whole)), counts[2 * row + 1]
+                )
+                total = code.fma(builder.sitofp(joined, vector), scale, totals[2 * row + half])
+                sum_ = code.spread(code.load(sums_of[row], group, F32), LANES)
+                totals[2 * row + half] = code.fma(sum_, base, total)
+        results.extend(totals)
+    column = code.times(panel, 2 * LANES)
+    start, stride = code.address(arguments, Digits.START), code.number(arguments, Digits.OUT_STRIDE)
+    for row in range(rows):
+        line = code.plus(begin, row)
+        unit = code.spread(code.load(code.address(arguments, Digits.UNITS), line, F32), LANES)
+        values = [
+            builder.fadd(
+                builder.fmul(results[2 * row + half], unit),
+                code.load(start, code.plus(column, half * LANES), vector),
+            )
+            for half in range(2)
+        ]
+        ending(code, values, code.at(code.address(arguments, Digits.OUT), code.times(line, stride), F32), panel)
+    return code.done()
+
+
+def _wide(code: Code, numbers: Value, place: Value) -> Value:
+    """A vector of bfloat16 as float32."""
+    whole = ir.VectorType(I32, LANES)
+    short = code.load(numbers, place, ir.VectorType(I16, LANES))
+    return code.builder.bitcast(
+        code.builder.shl(code.builder.zext(short, whole), code.constant(16, whole)), floats(LANES)
+    )
