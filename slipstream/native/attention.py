@@ -145,8 +145,8 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
     for query in range(rows * group):
         end = ends[query // group]
         with code.carrying(begin, end, [code.constant(float("-inf"), block)], _BLOCK) as (place, (peak,), peaks):
-            peaks.append(code.maximum(code.load(scores[query], place, block), peak))
-        level = code.spread(code.folded(peaks[0], code.maximum), _BLOCK)
+            peaks.append(code.larger(code.load(scores[query], place, block), peak))
+        level = code.spread(code.folded(peaks[0], code.larger), _BLOCK)
         with code.carrying(begin, end, [code.constant(0.0, block)], _BLOCK) as (place, (sum_,), sums):
             weight = code.exp(builder.fsub(code.load(scores[query], place, block), level))
             code.store(weight, scores[query], place)

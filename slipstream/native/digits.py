@@ -9,10 +9,12 @@ A weight [out, in] lies in panels of two vectors of outputs and four inputs each
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 
 from slipstream.native.emit import F32, I8, I32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch, choose_tile, panels_in_turn
+from slipstream.native.fetch import Fetch, panels_in_turn
 from slipstream.native.products import Ending
 from slipstream.native.rows import length_of
 from slipstream.native.shape import DIGIT_BASE as BASE
@@ -86,10 +88,7 @@ def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False
 
 def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    asking, silent = (
-        [_tile(module, f"{name}.{rows}.{asks}", rows, ending, asks) for rows in range(1, most + 1)]
-        for asks in (True, False)
-    )
+    tiles = [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
@@ -98,40 +97,44 @@ def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None
     with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
         begin = code.over(code.times(rows, number), count)
         end = code.over(code.times(rows, code.plus(number, 1)), count)
-        choose_tile(code, asking, silent, code.minus(end, begin), [arguments, panel, begin, number])
+        operands = [arguments, panel, begin, number, count]
+        code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
     code.done()
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending, asks: bool) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64])
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
+    code = Code(module, name, [POINTER, I64, I64, I64, I64])
     code.function.linkage = "internal"
     code.function.attributes.add("noinline")
     builder = code.builder
-    arguments, panel, begin, number = code.arguments
+    arguments, panel, begin, number, count = code.arguments
     inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
     whole = ir.VectorType(I32, LANES)
     size = code.times(inputs, width)
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
-    fetch = Fetch(code, weight, size, 4 * width, number)
+    fours = code.over(inputs, 4)
+    fetch = Fetch(code, weight, fours, 4 * width, number, count, _UNROLLED)
     all_digits = code.address(arguments, Digits.DIGITS)
     digits = [
         code.at(all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), inputs), I8)
         for row in range(rows)
         for part in range(2)
     ]
-    fours = code.over(inputs, 4)
-    with code.carrying(0, fours, [code.constant(0, whole)] * (4 * rows), _UNROLLED) as (index, sums, results):
-        for ahead in range(_UNROLLED):
-            place = code.plus(index, ahead)
-            line = code.times(place, width)  # in groups of four bytes
-            codes = [code.load(weight, code.plus(line, part * LANES), whole, 4 * LANES) for part in range(2)]
-            if asks:
-                fetch.round(place)
-            for which, digit in enumerate(digits):
-                four = code.spread(code.load(digit, place, I32, 4), LANES)
-                for part in range(2):
-                    sums[2 * which + part] = code.dot(sums[2 * which + part], codes[part], four)
-        results.extend(sums)
+    results, reached = [code.constant(0, whole)] * (4 * rows), code.whole(0)
+    for asks, until in ((True, fetch.rounds), (False, fours)):
+        with code.carrying(reached, until, results, _UNROLLED) as (index, sums, results):
+            for ahead in range(_UNROLLED):
+                place = code.plus(index, ahead)
+                line = code.times(place, width)  # in groups of four bytes
+                codes = [code.load(weight, code.plus(line, part * LANES), whole, 4 * LANES) for part in range(2)]
+                if asks:
+                    fetch.round(place)
+                for which, digit in enumerate(digits):
+                    four = code.spread(code.load(digit, place, I32, 4), LANES)
+                    for part in range(2):
+                        sums[2 * which + part] = code.dot(sums[2 * which + part], codes[part], four)
+            results.extend(sums)
+        reached = until
     column = code.times(panel, width)
     scales, start = code.address(arguments, Digits.SCALES), code.address(arguments, Digits.START)
     vector = floats(LANES)

@@ -225,6 +225,10 @@ class Code:
         """An intrinsic of one argument, such as `fabs` or `sqrt`."""
         return self.builder.call(self._declared(f"llvm.{name}.{_name(x.type)}", ir.FunctionType(x.type, [x.type])), [x])
 
+    def larger(self, a: Value, b: Value) -> Value:
+        """The larger one, lane by lane; b where a is no number. One instruction, where `maximum` takes several."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
     def maximum(self, a: Value, b: Value) -> Value:
         """The larger one, lane by lane; no number where either is none."""
         kind = a.type

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-
-from llvmlite import ir
 
 from slipstream.native.emit import I8, Code, Value
 
 _PARTS = 8  # of a matrix for each thread, of which it takes one after the other
-_ASKING = 2  # tiles of a turn that ask
 _AHEAD = 4096  # bytes
 _LINE = 64  # bytes that come together
 
 
 class Fetch:
     """What a tile asks for of those that read the same one after the other: the first one what it will read itself
-    soon, the second what comes behind all that. The others have no time to ask: they do nothing but multiply.
+    soon, the others, each a share, what comes behind all that, in their first rounds.
     """
 
-    def __init__(self, code: Code, start: Value, size: Value, step: int, tile: Value) -> None:
-        """`size` of what the tiles read from `start` on, and `step`, what one round reads of it, in bytes."""
+    def __init__(
+        self, code: Code, start: Value, rounds: Value, step: int, tile: Value, tiles: Value, at_once: int = 1
+    ) -> None:
+        """`rounds` of `step` bytes are what each tile reads from `start` on, `at_once` of them in one go."""
         self._code = code
-        first = code.builder.icmp_signed("==", tile, code.whole(0))
-        self._start = code.at(start, code.builder.select(first, code.whole(_AHEAD), size), I8)
         self._step = step
+        first = code.builder.icmp_signed("==", tile, code.whole(0))
+        others = code.most(code.minus(tiles, 1), 1)
+        share = code.times(code.over_up(rounds, code.times(others, at_once)), at_once)
+        behind = code.plus(rounds, code.times(code.minus(tile, 1), share))
+        distance = code.builder.select(first, code.whole(_AHEAD), code.times(behind, step))
+        self._start = code.at(start, distance, I8)
+        self.rounds = code.builder.select(first, rounds, code.least(share, rounds))  # in which it asks
 
     def round(self, number: Value) -> None:
         """Ask for what round `number` of the tile has to ask for."""
@@ -41,14 +44,3 @@ def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value) ->
     parts = code.least(panels, code.times(threads, _PARTS))
     with code.taking(counter, parts) as part, code.loop(*code.share(panels, part, parts)) as panel:
         yield panel
-
-
-def choose_tile(
-    code: Code, asking: Sequence[ir.Function], silent: Sequence[ir.Function], rows: Value, operands: list[Value]
-) -> None:
-    """Call the tile for so many rows; the first two of a turn are among those that ask. Operand 3 is its number."""
-    early = code.builder.icmp_signed("<", operands[3], code.whole(_ASKING))
-    with code.builder.if_else(early) as (yes, no):
-        for branch, tiles in ((yes, asking), (no, silent)):
-            with branch:
-                code.choose(rows, [partial(code.builder.call, tile, operands) for tile in tiles])

@@ -11,10 +11,12 @@ and offsets are bfloat16, [panels, groups, scale and offset, 2 * lanes].
 
 from __future__ import annotations
 
+from functools import partial
+
 from llvmlite import ir
 
 from slipstream.native.emit import F32, I16, I32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch, choose_tile, panels_in_turn
+from slipstream.native.fetch import Fetch, panels_in_turn
 from slipstream.native.products import Ending
 from slipstream.native.shape import DIGIT_BASE, GROUP
 from slipstream.native.shape import DIGIT_LANES as LANES
@@ -26,10 +28,7 @@ _VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector 
 
 def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    asking, silent = (
-        [_tile(module, f"{name}.{rows}.{asks}", rows, ending, asks) for rows in range(1, most + 1)]
-        for asks in (True, False)
-    )
+    tiles = [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
@@ -38,22 +37,23 @@ def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None
     with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
         begin = code.over(code.times(rows, number), count)
         end = code.over(code.times(rows, code.plus(number, 1)), count)
-        choose_tile(code, asking, silent, code.minus(end, begin), [arguments, panel, begin, number])
+        operands = [arguments, panel, begin, number, count]
+        code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
     code.done()
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending, asks: bool) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64])
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
+    code = Code(module, name, [POINTER, I64, I64, I64, I64])
     code.function.linkage = "internal"
     code.function.attributes.add("noinline")
     builder = code.builder
-    arguments, panel, begin, number = code.arguments
+    arguments, panel, begin, number, count = code.arguments
     inputs = code.number(arguments, Digits.INPUTS)
     groups = code.over(inputs, GROUP)
     whole, vector = ir.VectorType(I32, LANES), floats(LANES)
     size = code.times(groups, 2 * _VECTORS * LANES)  # of a panel, in groups of four bytes
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I32)
-    fetch = Fetch(code, weight, code.times(size, 4), 8 * _VECTORS * LANES, number)
+    fetch = Fetch(code, weight, groups, 8 * _VECTORS * LANES, number, count)
     grids = code.at(code.address(arguments, Digits.SCALES), code.times(panel, groups, 4 * LANES), I16)
     all_digits, sums_of_groups = code.address(arguments, Digits.DIGITS), code.address(arguments, Digits.SUMS)
     digits = [
@@ -66,7 +66,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, asks: bool) -
     sums_of = [code.at(sums_of_groups, code.times(code.plus(begin, row), groups), F32) for row in range(rows)]
     zero = code.constant(0.0, vector)
     with code.carrying(0, groups, [zero] * (2 * rows)) as (group, totals, results):
-        if asks:
+        with code.when(builder.icmp_signed("<", group, fetch.rounds)):
             fetch.round(group)
         for half in range(2):
             counts = [code.constant(0, whole)] * (2 * rows)

@@ -6,17 +6,18 @@ tile give stays in registers while the inputs go by. Every output is one sum ove
 the tile, so a row's bits do not depend on the others.
 
 Reading weights is what takes time. So where there is more than one tile, all of them take the inputs piece by piece:
-the first tile reads a piece, the others find it in the first cache, and the second one asks for the next piece.
+the first tile reads a piece, the others find it in the first cache, and meanwhile ask for the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from llvmlite import ir
 
 from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch, choose_tile, panels_in_turn
+from slipstream.native.fetch import Fetch, panels_in_turn
 from slipstream.native.team import KERNEL
 from slipstream.native.words import Product
 
@@ -29,10 +30,7 @@ Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two
 
 def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the sums."""
-    asking, silent = (
-        [_tile(module, f"{name}.{rows}.{asks}", lanes, rows, ending, asks) for rows in range(1, most + 1)]
-        for asks in (True, False)
-    )
+    tiles = [_tile(module, f"{name}.{rows}", lanes, rows, ending) for rows in range(1, most + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
     sums = code.memory(F32, _TILES * most * 2 * lanes)
@@ -50,22 +48,22 @@ def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: End
             place = code.times(piece, length)
             held = code.at(sums, code.times(begin, 2 * lanes), F32)
             until = code.least(code.plus(place, length), inputs)
-            operands = [arguments, panel, code.plus(start, begin), number, place, until, held]
-            choose_tile(code, asking, silent, code.minus(end, begin), operands)
+            operands = [arguments, panel, code.plus(start, begin), number, count, place, until, held]
+            code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
     code.done()
 
 
-def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending, asks: bool) -> ir.Function:
+def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -> ir.Function:
     """One tile over some of the inputs: its sums go on from where the inputs before have left them."""
-    code = Code(module, name, [POINTER, *[I64] * 5, POINTER])
+    code = Code(module, name, [POINTER, *[I64] * 6, POINTER])
     code.function.linkage = "internal"
     code.function.attributes.add("noinline")
     builder = code.builder
-    arguments, panel, begin, number, first_input, last_input, held = code.arguments
+    arguments, panel, begin, number, count, first_input, last_input, held = code.arguments
     inputs, vector, width = code.number(arguments, Product.INPUTS), floats(lanes), 2 * lanes
     weight = code.at(code.address(arguments, Product.WEIGHT), code.times(panel, inputs, width), F32)
     here = code.at(weight, code.times(first_input, width), F32)
-    fetch = Fetch(code, here, code.times(code.minus(last_input, first_input), 4 * width), 4 * width, number)
+    fetch = Fetch(code, here, code.minus(last_input, first_input), 4 * width, number, count, UNROLLED)
     stride = code.number(arguments, Product.X_STRIDE)
     x = [
         code.at(code.address(arguments, Product.X), code.times(code.plus(begin, row), stride), F32)
@@ -80,18 +78,21 @@ def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending, a
         for row in range(rows)
         for part in range(2)
     ]
-    with code.carrying(first_input, last_input, starts, UNROLLED) as (index, sums, results):
-        for ahead in range(UNROLLED):
-            place = code.plus(index, ahead)
-            line = code.times(place, width)
-            parts = [code.load(weight, code.plus(line, part * lanes), vector, 4 * lanes) for part in range(2)]
-            if asks:
-                fetch.round(code.minus(place, first_input))
-            for row in range(rows):
-                value = code.spread(code.load(x[row], place, F32), lanes)
-                for part in range(2):
-                    sums[2 * row + part] = code.fma(value, parts[part], sums[2 * row + part])
-        results.extend(sums)
+    results, reached = starts, first_input
+    for asks, until in ((True, code.plus(first_input, fetch.rounds)), (False, last_input)):
+        with code.carrying(reached, until, results, UNROLLED) as (index, sums, results):
+            for ahead in range(UNROLLED):
+                place = code.plus(index, ahead)
+                line = code.times(place, width)
+                parts = [code.load(weight, code.plus(line, part * lanes), vector, 4 * lanes) for part in range(2)]
+                if asks:
+                    fetch.round(code.minus(place, first_input))
+                for row in range(rows):
+                    value = code.spread(code.load(x[row], place, F32), lanes)
+                    for part in range(2):
+                        sums[2 * row + part] = code.fma(value, parts[part], sums[2 * row + part])
+            results.extend(sums)
+        reached = until
     out, out_stride = code.address(arguments, Product.OUT), code.number(arguments, Product.OUT_STRIDE)
     done = builder.icmp_signed("==", last_input, inputs)
     with builder.if_else(done) as (complete, unfinished):
