@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 _ROWS_GPU, _LEAST_ROWS_GPU = 128, 4  # of all trees of a pass before products cost more than reading; of one tree
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
 _DEPTH_CPU, _DEPTH_GPU = 8, 6
-_WORTH_ON_CPU = 0.07  # joint probability: a row costs some 5% of a pass there, and a token is worth two thirds of one
+# The joint probability from which a node is worth its row on a CPU, where a row costs some 4% of a pass; and where it
+# costs twice as much, and a level a tenth of a pass: with fast products, which allow few rows.
+_WORTH_ON_CPU, _WORTH_OF_FEW_ROWS = 0.07, 0.2
+_FEW_ROWS, _DEPTH_OF_FEW_ROWS = 8, 6
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,11 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         deepest = _DEPTH_CPU if on_cpu else _DEPTH_GPU
         if options.nodes or options.branch == 1:
             return replace(options, depth=options.depth or deepest).plan
-        plan = replace(options, depth=options.depth or min(deepest, rows - 1), nodes=rows - 1).plan
-        return replace(plan, min_confidence=options.min_confidence or _WORTH_ON_CPU) if on_cpu else plan
+        few = on_cpu and rows <= _FEW_ROWS
+        deepest = min(_DEPTH_OF_FEW_ROWS, rows - 1) if few else deepest
+        plan = replace(options, depth=options.depth or deepest, nodes=rows - 1).plan
+        worth = _WORTH_OF_FEW_ROWS if few else _WORTH_ON_CPU
+        return replace(plan, min_confidence=options.min_confidence or worth) if on_cpu else plan
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         plan, loop = self.plan_for(lanes), self.loop_type()
