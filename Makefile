@@ -36,7 +36,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "Installing into $(VENV): PyTorch for CPU (about 200 MB) and what slipstream needs (about 60 MB more)."
+	@echo "Installing into $(VENV): PyTorch for CPU (about 200 MB) and what slipstream needs (about 120 MB more)."
 	@echo "The first run also downloads the default model, SmolLM2-135M-Instruct (93 MB), into your cache."
 	$(PIP) install -q -c constraints.txt -e .
 	@touch $@

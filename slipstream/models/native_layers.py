@@ -56,7 +56,8 @@ def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[
     if shape is None or len(ropes) > 1:
         return None
     found = [products for layer in layers if (products := _products(layer)) is not None]
-    if len(found) < len(layers):
+    sizes = {tuple((part.inputs, part.width) for part in products) for products in found}
+    if len(found) < len(layers) or len(sizes) > 1:  # all layers use the same memory
         return None
     return NativeLayers(shape, config, found, [layer.window for layer in layers])
 

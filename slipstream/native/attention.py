@@ -1,9 +1,9 @@
 """Tree attention over pages: every row sums over what it sees in the order of positions, wherever that lies.
 
 The rows of a pass come in tiles, each a few rows of one sequence. What all rows of a tile see first (`shared`) they
-read together; then each reads on alone, through a list of slots. One query and one key meet in
-the same arithmetic either way, and sums run over positions in their order: lane by lane for the weights, one after the
-other for the values. So a node of a tree, a token of a prompt and a lone token have the same bits at the same position.
+read together; then each reads on alone, through a list of slots. One query and one key meet in the same arithmetic
+either way, and sums run over positions in their order: lane by lane for the weights, one after the other for the
+values. So a node of a tree, a token of a prompt and a lone token have the same bits at the same position.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
         return code.load(lists[row], code.minus(position, committed), I64)
 
     def score(position: Value, line: Value, which: range) -> None:
+        """Scores of one key."""
         key = reader.vectors(reader.keys, line)
         for query in which:
             sum_ = builder.fmul(code.load(queries[query], 0, floats(lanes)), key[0])

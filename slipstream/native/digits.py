@@ -94,7 +94,7 @@ def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
     panels = code.number(arguments, Digits.PANELS)
     count = code.over_up(rows, most)
-    with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
+    with panels_in_turn(code, counter, threads, panels, count) as panel, code.loop(0, count) as number:
         begin = code.over(code.times(rows, number), count)
         end = code.over(code.times(rows, code.plus(number, 1)), count)
         operands = [arguments, panel, begin, number, count]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from slipstream.native.emit import I8, Code, Value
 
-_PARTS = 8  # of a matrix for each thread, of which it takes one after the other
+_PARTS, _MORE_PARTS = 8, 32  # of a matrix for each thread, of which it takes one after the other; for many rows
 _AHEAD = 4096  # bytes
 _LINE = 64  # bytes that come together
 
@@ -39,8 +39,14 @@ class Fetch:
 
 
 @contextmanager
-def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value) -> Iterator[Value]:
-    """The body runs with the panels of a thread: parts of all, in each of which one follows the other."""
-    parts = code.least(panels, code.times(threads, _PARTS))
+def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value, tiles: Value) -> Iterator[Value]:
+    """The body runs with the panels of a thread: parts of all, in each of which one follows the other.
+
+    With one tile of rows the time goes into reading, which likes long parts; with more it goes into multiplying, and
+    small parts keep threads from waiting for each other.
+    """
+    alone = code.builder.icmp_signed("==", tiles, code.whole(1))
+    wanted = code.builder.select(alone, code.whole(_PARTS), code.whole(_MORE_PARTS))
+    parts = code.least(panels, code.times(threads, wanted))
     with code.taking(counter, parts) as part, code.loop(*code.share(panels, part, parts)) as panel:
         yield panel

@@ -37,7 +37,8 @@ def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: End
     rows, inputs = code.load(code.address(arguments, Product.ROWS), 0, I64), code.number(arguments, Product.INPUTS)
     panels = code.number(arguments, Product.PANELS)
     blocks = code.over_up(rows, _TILES * most)
-    with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, blocks) as block:
+    tiles_in_all = code.over_up(rows, most)
+    with panels_in_turn(code, counter, threads, panels, tiles_in_all) as panel, code.loop(0, blocks) as block:
         start, stop = code.share(rows, block, blocks)
         count = code.over_up(code.minus(stop, start), most)
         alone = code.builder.icmp_signed("==", count, code.whole(1))
