@@ -22,7 +22,7 @@ from slipstream.native.team import KERNEL
 from slipstream.native.words import Product
 
 UNROLLED = 4  # inputs that one round takes; their number must be a multiple
-_PIECE = 128  # inputs that several tiles take one after the other while their weights are in the first cache
+_PIECE = 64  # inputs that several tiles take one after the other while their weights are in the first cache
 _TILES = 8  # that take turns so
 
 Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two sums, out at the row, panel)
