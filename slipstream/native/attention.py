@@ -64,8 +64,7 @@ class _Reader:
 
 
 def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
-    code = Code(module, name, [POINTER, POINTER, I64, I64])
-    code.function.linkage = "internal"
+    code = Code(module, name, [POINTER, POINTER, I64, I64], inner=True)
     builder = code.builder
     arguments, tile, head, thread = code.arguments
     group, size, lanes = shape.group, shape.size, shape.lanes

@@ -9,6 +9,7 @@ A weight [out, in] lies in panels of two vectors of outputs and four inputs each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from llvmlite import ir
@@ -88,24 +89,24 @@ def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False
 
 def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    tiles = [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)]
+    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)])
+
+
+def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> None:
+    """A kernel that goes through all panels and rows, with functions for tiles of 1, 2, ... rows."""
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
-    panels = code.number(arguments, Digits.PANELS)
-    count = code.over_up(rows, most)
+    panels, count = code.number(arguments, Digits.PANELS), code.over_up(rows, len(tiles))
     with panels_in_turn(code, counter, threads, panels, count) as panel, code.loop(0, count) as number:
-        begin = code.over(code.times(rows, number), count)
-        end = code.over(code.times(rows, code.plus(number, 1)), count)
+        begin, end = code.share(rows, number, count)
         operands = [arguments, panel, begin, number, count]
         code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
     code.done()
 
 
 def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64, I64])
-    code.function.linkage = "internal"
-    code.function.attributes.add("noinline")
+    code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
     builder = code.builder
     arguments, panel, begin, number, count = code.arguments
     inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES

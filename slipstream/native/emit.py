@@ -27,9 +27,13 @@ _LEAST, _GREATEST = -87.0, 88.0  # exp below is 0, above as at it
 class Code:
     """One function under construction: `builder` at its end, and what kernels need of it."""
 
-    def __init__(self, module: ir.Module, name: str, takes: Sequence[ir.Type]) -> None:
+    def __init__(self, module: ir.Module, name: str, takes: Sequence[ir.Type], *, inner: bool = False) -> None:
+        """`inner`: nobody outside the module calls it, and it stays a function, compiled once."""
         self.module = module
         self.function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), name)
+        if inner:
+            self.function.linkage = "internal"
+            self.function.attributes.add("noinline")
         self.builder = ir.IRBuilder(self.function.append_basic_block())
 
     @property

@@ -11,16 +11,14 @@ and offsets are bfloat16, [panels, groups, scale and offset, 2 * lanes].
 
 from __future__ import annotations
 
-from functools import partial
-
 from llvmlite import ir
 
+from slipstream.native.digits import add_tiles
 from slipstream.native.emit import F32, I16, I32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch, panels_in_turn
+from slipstream.native.fetch import Fetch
 from slipstream.native.products import Ending
 from slipstream.native.shape import DIGIT_BASE, GROUP
 from slipstream.native.shape import DIGIT_LANES as LANES
-from slipstream.native.team import KERNEL
 from slipstream.native.words import Digits
 
 _VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector of outputs
@@ -28,24 +26,11 @@ _VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector 
 
 def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    tiles = [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)]
-    code = Code(module, name, KERNEL)
-    arguments, _, threads, counter = code.arguments
-    rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
-    panels = code.number(arguments, Digits.PANELS)
-    count = code.over_up(rows, most)
-    with panels_in_turn(code, counter, threads, panels, count) as panel, code.loop(0, count) as number:
-        begin = code.over(code.times(rows, number), count)
-        end = code.over(code.times(rows, code.plus(number, 1)), count)
-        operands = [arguments, panel, begin, number, count]
-        code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
-    code.done()
+    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)])
 
 
 def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64, I64])
-    code.function.linkage = "internal"
-    code.function.attributes.add("noinline")
+    code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
     builder = code.builder
     arguments, panel, begin, number, count = code.arguments
     inputs = code.number(arguments, Digits.INPUTS)

@@ -56,9 +56,7 @@ def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: End
 
 def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -> ir.Function:
     """One tile over some of the inputs: its sums go on from where the inputs before have left them."""
-    code = Code(module, name, [POINTER, *[I64] * 6, POINTER])
-    code.function.linkage = "internal"
-    code.function.attributes.add("noinline")
+    code = Code(module, name, [POINTER, *[I64] * 6, POINTER], inner=True)
     builder = code.builder
     arguments, panel, begin, number, count, first_input, last_input, held = code.arguments
     inputs, vector, width = code.number(arguments, Product.INPUTS), floats(lanes), 2 * lanes
