@@ -101,10 +101,19 @@ def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, m
         assert [joint for _, joint in one] == pytest.approx([joint for _, joint in other], rel=1e-4)
 
 
-@pytest.mark.parametrize(("mode", "nodes"), [("none", 16), ("int8", 16), ("int4", 3)])
-def test_trees_have_as_many_nodes_as_rows_are_cheap(mode: str, nodes: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "own_kernels", "nodes", "depth"),
+    [
+        *(("none", True, 16, 8), ("int8", True, 7, 6), ("int4", True, 5, 5)),
+        *(("none", False, 16, 8), ("int8", False, 16, 8), ("int4", False, 3, 3)),
+    ],
+)
+def test_trees_have_as_many_nodes_as_rows_are_cheap(
+    mode: str, own_kernels: bool, nodes: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipstream.models.decoder.digits_work", lambda: own_kernels)
     checkpoint = random_head("eagle3")
     plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).engine.drafter.plan
-    assert (plan.nodes, plan.depth) == (nodes, min(8, nodes))
+    assert (plan.nodes, plan.depth) == (nodes, depth)
     asked = build(f"eagle3:checkpoint={checkpoint},nodes=9", quantize=mode).engine.drafter.plan
     assert (asked.nodes, asked.depth) == (9, 8)
