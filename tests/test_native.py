@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -284,3 +286,18 @@ def test_where_nothing_can_be_kept(compiled: list[int], tmp_path: Path, monkeypa
 
 def test_kernels_run_here() -> None:
     assert native_works()
+
+
+def test_everything_runs_where_there_is_no_compiler() -> None:
+    script = """
+import sys
+sys.modules["llvmlite"] = None
+from slipstream.models.linear import make_linear, native_works
+from slipstream.drafters import drafter_names
+import slipstream.models.native_layers, slipstream.native.small
+import torch
+assert not native_works() and len(drafter_names()) > 10
+print(type(make_linear(torch.randn(64, 64))).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("PackedLinear", "TiledLinear")
