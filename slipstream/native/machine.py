@@ -27,7 +27,11 @@ def machine() -> Machine | None:
         from llvmlite import binding
     except ImportError:
         return None
-    if not all(hasattr(ctypes.CDLL(None), name) for name in TEAM):
+    try:
+        loaded = ctypes.CDLL(None)  # all that this process has loaded; some systems have no such thing
+    except (OSError, TypeError):
+        return None
+    if not all(hasattr(loaded, name) for name in TEAM):
         return None
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
