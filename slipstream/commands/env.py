@@ -14,7 +14,7 @@ from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "jinja2", "huggingface_hub", "typer", "rich",
-    "triton",
+    "llvmlite", "triton",
 )  # fmt: skip
 # What changes how we run. Values of others (tokens, proxies) are nobody's business.
 _VARIABLES = (

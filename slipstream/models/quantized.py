@@ -180,8 +180,7 @@ def int8_levels() -> int:
 
     CPUs without instructions for 8-bit products multiply and add in pairs, in 16 bits, and cut off what is too large.
     """
-    found = next((levels for levels in (127, 63) if _sums_are_right(levels)), 0)
-    return found or (127 if digits_work() else 0)  # our own products are right in any case
+    return next((levels for levels in (127, 63) if _sums_are_right(levels)), 0)
 
 
 def _sums_are_right(levels: int) -> bool:
