@@ -18,15 +18,18 @@ from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache, PageTable
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import digits_work, native_works
+from slipstream.models.load import load_model
+from slipstream.models.model import PassOutput
 from slipstream.models.native_rows import NativeRows
-from slipstream.models.quantized import Int8Linear, Int8Matrix, int8_linear
+from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.models.rope import RopeTable
 from slipstream.native import compiler, kernels
-from slipstream.native.linear import DigitLinear, FloatLinear
+from slipstream.native.linear import DigitLinear, FloatLinear, NibbleLinear
 from slipstream.native.machine import Machine, machine
-from slipstream.native.shape import Shape
+from slipstream.native.shape import GROUP, Shape
 from slipstream.native.small import RootMean, likeliest
 from slipstream.tree import TokenTree
+from tests.test_families import build
 
 pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own on this machine")
 needs_digits = pytest.mark.skipif(not digits_work(), reason="no instruction for 8-bit products")
@@ -111,6 +114,66 @@ def test_a_packed_matrix_is_a_table() -> None:
     packed, ids = int8_linear(matrix), torch.tensor([[3, 69], [0, 33]])
     assert isinstance(packed, DigitLinear)
     assert torch.equal(packed[ids], matrix[ids])
+
+
+@needs_digits
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 32), (70, 96), (576, 1536)])
+def test_a_4_bit_product_is_that_of_its_grid(outputs: int, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
+    product = int4_linear(weight, bias)
+    assert isinstance(product, NibbleLinear)
+    codes, scale, offset = _on_grids(weight)
+    on_grid = ((codes.view(outputs, -1, GROUP).double() - 8) * scale + offset).flatten(1)
+    x = torch.randn(19, inputs, generator=generator)
+    result = product(x)
+    wanted = x.double() @ on_grid.T + bias.double()
+    assert float((result.double() - wanted).norm()) < 0.001 * float(wanted.norm())
+    for start, stop in ((0, 1), (3, 8), (5, 19)):
+        assert torch.equal(product(x[start:stop]), result[start:stop])
+
+
+# -- whole passes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+@pytest.mark.parametrize("family", ["llama2", "mistral", "qwen2"])
+def test_a_pass_is_a_program_and_computes_what_operations_do(family: str, quantize: str, tmp_path: Path) -> None:
+    if quantize != "none" and not digits_work():
+        pytest.skip("no instruction for 8-bit products")
+    build(family, tmp_path, hidden_size=64, intermediate_size=128)
+    model, _ = load_model(tmp_path, dtype="float32", device="cpu", quantize=quantize)
+    assert model.native is not None
+    tree = random_tree(np.random.default_rng(3), 20)
+    last = model.config.layers - 1
+
+    def run() -> PassOutput:
+        cache = PagedCache(4)
+        model.add_store(cache, "kv")
+        table = cache.open([])
+        cache.reserve(table, 200)
+        model.forward(cache, "kv", [tree_segment(table, 0, [i % 30 for i in range(150)], None)])
+        segment = tree_segment(table, 150, tree.tokens[:1], tree)
+        return model.forward(cache, "kv", [segment], layers=[0, last], taps=[0])
+
+    with torch.inference_mode():
+        program = run()
+        model.native = None
+        operations = run()
+    for one, other in (
+        (program.logits, operations.logits),
+        (program.hidden, operations.hidden),
+        (program.taps[0], operations.taps[0]),
+    ):
+        # A norm that rounds differently moves the last of an activation's 13 bits.
+        torch.testing.assert_close(one, other, atol=1e-4 if quantize == "none" else 1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mixtral"])
+def test_layers_that_programs_are_not_made_for_go_operation_by_operation(family: str, tmp_path: Path) -> None:
+    build(family, tmp_path)
+    model, _ = load_model(tmp_path, dtype="float32", device="cpu")
+    assert model.native is None
 
 
 # -- attention --------------------------------------------------------------------------------------------------------

@@ -126,10 +126,11 @@ class PagedHeadLayer:
 
         self._qkv = make_draft_linear(ready(layer.qkv.weight.detach().float().cpu() * scale))
         self._out = make_draft_linear(ready(layer.out.weight))
-        self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm))
         self._down = make_draft_linear(ready(layer.down.weight))
         self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
         self._native = self._as_program(layer) if device == "cpu" and dtype == torch.float32 else None
+        if self._native is None:
+            self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm))
 
     def _as_program(self, layer: HeadLayer) -> NativeLayers | None:
         """All of it as one program of our own kernels, where those can be had."""
