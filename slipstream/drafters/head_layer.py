@@ -127,21 +127,20 @@ class PagedHeadLayer:
         self._qkv = make_draft_linear(ready(layer.qkv.weight.detach().float().cpu() * scale))
         self._out = make_draft_linear(ready(layer.out.weight))
         self._down = make_draft_linear(ready(layer.down.weight))
-        self._ones = torch.ones(config.hidden_size, dtype=dtype, device=device)
-        self._native = self._as_program(layer) if device == "cpu" and dtype == torch.float32 else None
-        if self._native is None:
-            self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm))
+        self._native_shape = native_shape(config) if device == "cpu" and dtype == torch.float32 else None
+        length = config.hidden_size**0.5 if self._native_shape else 1.0  # which our own kernels' norm leaves out
+        self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm * length))
+        self._norm = torch.full((config.hidden_size,), 1 / length, dtype=dtype, device=device)
+        self._native = self._as_program(layer.down.in_features)
 
-    def _as_program(self, layer: HeadLayer) -> NativeLayers | None:
+    def _as_program(self, mlp: int) -> NativeLayers | None:
         """All of it as one program of our own kernels, where those can be had."""
-        config, shape = self._config, native_shape(self._config)
-        if shape is None or layer.down.in_features % shape.row_lanes:
+        config, shape = self._config, self._native_shape
+        parts = self._qkv, self._out, self._gate_up, self._down
+        if shape is None or mlp % shape.row_lanes:
             return None
         from slipstream.native.linear import NativeLinear
 
-        length = config.hidden_size**0.5  # which our own norm leaves out
-        gate_up = make_draft_linear(layer.gate_up.weight.detach().float() * layer.mlp_norm.detach() * length)
-        parts = self._qkv, self._out, gate_up, self._down
         if not all(isinstance(part, NativeLinear) for part in parts):
             return None
         return NativeLayers(shape, config, [DenseProducts(*parts)], [None], entered=True)  # type: ignore[arg-type]
@@ -160,5 +159,5 @@ class PagedHeadLayer:
             add_product(x, self._down, late_gate(self._gate_up(x), late))
             return x
         x = residual + self._out(mixed)
-        normed = functional.rms_norm(x, self._ones.shape, self._ones, self._config.norm_eps)
+        normed = functional.rms_norm(x, self._norm.shape, self._norm, self._config.norm_eps)
         return x.add_(self._down(gated(self._gate_up(normed))))

@@ -87,12 +87,12 @@ def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False
     code.done()
 
 
-def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
+def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> ir.Function:
     """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)])
+    return add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)])
 
 
-def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> None:
+def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.Function:
     """A kernel that goes through all panels and rows, with functions for tiles of 1, 2, ... rows."""
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
@@ -102,12 +102,11 @@ def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> Non
         begin, end = code.share(rows, number, count)
         operands = [arguments, panel, begin, number, count]
         code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
-    code.done()
+    return code.done()
 
 
 def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
-    builder = code.builder
     arguments, panel, begin, number, count = code.arguments
     inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
     whole = ir.VectorType(I32, LANES)
@@ -136,20 +135,25 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Functio
                         sums[2 * which + part] = code.dot(sums[2 * which + part], codes[part], four)
             results.extend(sums)
         reached = until
-    column = code.times(panel, width)
-    scales, start = code.address(arguments, Digits.SCALES), code.address(arguments, Digits.START)
-    vector = floats(LANES)
     for row in range(rows):
-        line = code.plus(begin, row)
-        excess = code.spread(code.load(code.address(arguments, Digits.EXCESS), line, I32), LANES)
-        unit = code.spread(code.load(code.address(arguments, Digits.UNITS), line, F32), LANES)
-        values = []
-        for part in range(2):
-            high, low = results[4 * row + part], results[4 * row + 2 + part]
-            joined = builder.sub(builder.add(builder.mul(high, code.constant(BASE, whole)), low), excess)
-            place = code.plus(column, part * LANES)
-            scaled = builder.fmul(builder.sitofp(joined, vector), code.load(scales, place, vector))
-            values.append(builder.fadd(builder.fmul(scaled, unit), code.load(start, place, vector)))
-        stride = code.number(arguments, Digits.OUT_STRIDE)
-        ending(code, values, code.at(code.address(arguments, Digits.OUT), code.times(line, stride), F32), panel)
+        high, low = results[4 * row : 4 * row + 2], results[4 * row + 2 : 4 * row + 4]
+        finish_row(code, arguments, panel, code.plus(begin, row), high, low, ending)
     return code.done()
+
+
+def finish_row(
+    code: Code, arguments: Value, panel: Value, row: Value, high: list[Value], low: list[Value], ending: Ending
+) -> None:
+    """From the sums of a row's digits, two vectors of each, to its results."""
+    builder, whole, vector = code.builder, ir.VectorType(I32, LANES), floats(LANES)
+    scales, start = code.address(arguments, Digits.SCALES), code.address(arguments, Digits.START)
+    excess = code.spread(code.load(code.address(arguments, Digits.EXCESS), row, I32), LANES)
+    unit = code.spread(code.load(code.address(arguments, Digits.UNITS), row, F32), LANES)
+    values = []
+    for part in range(2):
+        joined = builder.sub(builder.add(builder.mul(high[part], code.constant(BASE, whole)), low[part]), excess)
+        place = code.plus(code.times(panel, 2 * LANES), part * LANES)
+        scaled = builder.fmul(builder.sitofp(joined, vector), code.load(scales, place, vector))
+        values.append(builder.fadd(builder.fmul(scaled, unit), code.load(start, place, vector)))
+    stride = code.number(arguments, Digits.OUT_STRIDE)
+    ending(code, values, code.at(code.address(arguments, Digits.OUT), code.times(row, stride), F32), panel)

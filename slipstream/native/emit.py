@@ -264,6 +264,12 @@ class Code:
         function = self._declared("llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(kind, [kind] * 3))
         return self.builder.call(function, [sums, without_sign, with_sign])
 
+    def matrix(self, name: str, *operands: Value) -> None:
+        """An instruction of the matrix unit, by the compiler's name for it; registers of that go by numbers."""
+        values = [ir.Constant(I8, operand) if isinstance(operand, int) else operand for operand in operands]
+        kinds = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+        self.builder.call(self._declared(f"llvm.x86.{name}", kinds), values)
+
     def folded(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
         """All lanes joined, halves first."""
         while vector.type.count > 1:

@@ -39,7 +39,7 @@ def here() -> Machine:
 
 
 def _products(machine: Machine, module: ir.Module) -> None:
-    from slipstream.native import digits, nibbles
+    from slipstream.native import digits, nibbles, squares
     from slipstream.native import products as plain
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
@@ -48,7 +48,11 @@ def _products(machine: Machine, module: ir.Module) -> None:
         twin = "" if ending is plain.written else "_added"
         plain.add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
         if machine.digits:
-            digits.add_product(module, f"digit_product{twin}", DIGIT_ROWS, ending)
+            name = f"digit_product{twin}"
+            if machine.squares:
+                squares.add_choice(module, name, digits.add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending)
+            else:
+                digits.add_product(module, name, DIGIT_ROWS, ending)
             nibbles.add_product(module, f"nibble_product{twin}", DIGIT_ROWS, ending)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)

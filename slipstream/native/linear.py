@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from slipstream.native import kernels
 from slipstream.native.call import Call, Step, Words
-from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP
+from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP, SQUARE_ROWS
 from slipstream.native.words import Digits, Product
 
 
@@ -42,7 +42,7 @@ class Space:
     def of(rows: int, inputs: int) -> Space:
         """Room for so many rows."""
         return Space(
-            torch.empty(rows * 2 * inputs, dtype=torch.int8),
+            torch.empty(-(-rows // SQUARE_ROWS) * SQUARE_ROWS * 2 * inputs, dtype=torch.int8),
             torch.empty(rows),
             torch.empty(rows, dtype=torch.int32),
             torch.empty(rows * -(-inputs // GROUP)),

@@ -8,16 +8,21 @@ from dataclasses import dataclass
 
 import torch  # loads the OpenMP library whose threads the kernels use
 
+from slipstream.native.matrix_unit import matrix_unit_works
+
 TEAM = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Vectors of so many floats, tiles of so many rows, and whether there is an instruction for 8-bit products."""
+    """Vectors of so many floats, tiles of so many rows, and whether there is an instruction for 8-bit products, and a
+    unit for whole matrices of them.
+    """
 
     lanes: int
     tile_rows: int
     digits: bool
+    squares: bool = False
 
 
 @functools.cache
@@ -35,7 +40,9 @@ def machine() -> Machine | None:
         return None
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
-        return Machine(16, 8, bool(features.get("avx512vnni")))
+        digits = bool(features.get("avx512vnni"))
+        squares = digits and bool(features.get("amx-int8") and features.get("amx-tile")) and matrix_unit_works()
+        return Machine(16, 8, digits, squares)
     if features.get("avx2") and features.get("fma"):
         return Machine(8, 5, digits=False)
     return Machine(4, 8, digits=False) if features.get("neon") else None
