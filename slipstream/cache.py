@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import mmap
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -101,12 +102,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Ten
     """Zeros, because unused rows must be finite: they are multiplied by a probability of exactly 0.
 
     On a CPU the memory is not resident until it is written (torch.zeros would write it), so that the size of the cache
-    costs nothing until there is context to fill it.
+    costs nothing until there is context to fill it. numpy's zeros would come in huge pages: the first token of an
+    answer, which writes a line in every layer, would wait for 2 MiB of zeros each time.
     """
-    if device != "cpu":
+    size = math.prod(shape) * dtype.itemsize
+    if device != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return torch.from_numpy(np.frombuffer(mmap.mmap(-1, size, **own), np.uint8)).view(dtype).view(shape)
 
 
 class PagedCache:

@@ -8,10 +8,12 @@ aside and brought back, every sequence must read its own prefixes, and no page m
 from __future__ import annotations
 
 import itertools
+import mmap
 import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -294,3 +296,16 @@ def test_released_pages_stay_findable_until_their_room_is_needed() -> None:
     assert cache.open(old_tokens).pages == []
     assert len(cache.open(young_tokens).pages) == 1
     assert cache.available == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says what is resident")
+def test_room_for_a_long_context_takes_no_memory_until_it_is_used() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = resident()
+    layers, megabytes = 16, 8
+    room = cache_module._zeros((layers, megabytes << 18), torch.float32, "cpu")
+    room[:, 0] = 1.0  # what the first token of an answer does
+    assert resident() - before < layers << 20
+    assert float(room[3, 0]) == 1.0 and not room[:, 1:1000].any()

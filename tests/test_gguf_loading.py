@@ -21,6 +21,7 @@ from slipstream.models.config import LinearScaling
 from slipstream.models.gguf_file import GGUFCheckpoint
 from slipstream.models.gguf_metadata import read_head
 from slipstream.models.loader import open_checkpoint
+from slipstream.models.shapes import weight_names
 from tests.checkpoints import refused
 from tests.gguf_files import (
     HEAD_DIM,
@@ -48,6 +49,19 @@ def test_gguf_llama_in_every_common_format(kind: Q, tmp_path: Path) -> None:
     assert checkpoint.weight("layers.0.q").dtype == plain.get(kind, torch.float32)
     assert checkpoint.tokenizer() is None
     assert_same_numbers(checkpoint, file.expected)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what is resident")
+def test_what_was_read_of_a_gguf_takes_no_memory(tmp_path: Path) -> None:
+    path = write_dense(tmp_path / "read.gguf", kind=Q.F32).close()
+    checkpoint = open_checkpoint(path)
+    again = [torch.equal(checkpoint.weight(name), checkpoint.weight(name)) for name in ("embed", "layers.0.down")]
+    assert all(again)
+    for name in weight_names(checkpoint.config):
+        checkpoint.weight(name)
+    of_file = Path("/proc/self/smaps").read_text().partition(str(path))[2]
+    resident = next(line for line in of_file.splitlines() if line.startswith("Rss:"))
+    assert int(resident.split()[1]) * 1024 < path.stat().st_size // 2
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])

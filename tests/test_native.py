@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from slipstream.models.model import PassOutput
 from slipstream.models.native_rows import NativeRows
 from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.models.rope import RopeTable
-from slipstream.native import compiler, kernels
+from slipstream.native import compiler, kernels, matrix_unit
 from slipstream.native.linear import DigitLinear, FloatLinear, NibbleLinear
 from slipstream.native.machine import Machine, machine
 from slipstream.native.shape import GROUP, Shape
@@ -76,28 +77,66 @@ def test_rows_may_lie_apart() -> None:
 @settings(max_examples=40, deadline=None)
 def test_an_8_bit_product_has_the_bits_of_the_slow_one(outputs: int, sixteens: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    matrix = Int8Matrix(torch.randn(outputs, 16 * sixteens, generator=generator))
+    weight = torch.randn(outputs, 16 * sixteens, generator=generator)
     bias, columns = torch.randn(outputs, generator=generator), torch.rand(16 * sixteens, generator=generator)
-    fast = int8_linear(matrix, bias, columns)
+    fast = int8_linear(weight, bias, columns)
     assert isinstance(fast, DigitLinear)
     x = 10 ** torch.randint(-3, 4, (rows, 1), generator=generator) * torch.randn(
         rows, 16 * sixteens, generator=generator
     )
-    assert torch.equal(fast(x), Int8Linear(matrix, bias, columns)(x))
+    assert torch.equal(fast(x), Int8Linear(Int8Matrix(weight), bias, columns)(x))
+
+
+@needs_digits
+@pytest.mark.parametrize("inputs", [64, 192, 576, 1536])
+def test_the_matrix_unit_has_the_bits_of_vectors(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernels.here().squares:
+        pytest.skip("no matrix unit")
+    weight, bias, x = torch.randn(70, inputs), torch.randn(70), torch.randn(67, inputs)
+    by_squares = int8_linear(weight, bias)
+    together = by_squares(x)
+    without = replace(kernels.here(), squares=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "machine", lambda: without)
+        kernels.products.cache_clear()
+        assert torch.equal(int8_linear(weight, bias)(x), together)
+    kernels.products.cache_clear()
+    for start, stop in ((0, 1), (1, 3), (0, 8), (5, 14), (20, 36), (30, 47), (3, 67)):
+        assert torch.equal(by_squares(x[start:stop]), together[start:stop])
+
+
+@pytest.mark.skipif(not kernels.here().squares if machine() else True, reason="no matrix unit")
+def test_a_matrix_unit_that_is_forbidden_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert matrix_unit.matrix_unit_works()
+    killed = tmp_path / "trial.py"
+    killed.write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    monkeypatch.setattr(matrix_unit.trial, "__file__", str(killed))
+    assert not matrix_unit.matrix_unit_works()
+
+
+@needs_digits
+@given(st.integers(1, 100), st.integers(1, 12), st.integers(0, 2**31))
+@settings(max_examples=30, deadline=None)
+def test_weights_are_packed_as_they_are_quantised(outputs: int, sixteens: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, 2 * 16 * sixteens, generator=generator)[:, : 16 * sixteens]  # rows lie apart
+    weight[outputs // 2] = 0.0
+    packed, ids = int8_linear(weight), torch.arange(outputs)
+    assert isinstance(packed, DigitLinear)
+    assert torch.equal(packed[ids], Int8Matrix(weight)[ids])
 
 
 @needs_digits
 def test_the_largest_sums_of_8_bit_products_do_not_overflow() -> None:
     for inputs in (576, 4096, 14_336):
         for sign in (1.0, -1.0):
-            matrix = Int8Matrix(torch.full((40, inputs), sign))
-            x = torch.ones(3, inputs)
-            torch.testing.assert_close(int8_linear(matrix)(x), torch.full((3, 40), sign * inputs), rtol=1e-3, atol=0)
+            product, x = int8_linear(torch.full((40, inputs), sign)), torch.ones(20, inputs)
+            torch.testing.assert_close(product(x), torch.full((20, 40), sign * inputs), rtol=1e-3, atol=0)
 
 
 @needs_digits
 def test_a_row_that_is_not_finite_spoils_no_other() -> None:
-    product, x = int8_linear(Int8Matrix(torch.randn(50, 64))), torch.randn(6, 64)
+    product, x = int8_linear(torch.randn(50, 64)), torch.randn(6, 64)
     wanted = product(x)
     for bad in (float("nan"), float("inf")):
         spoilt = x.clone()
@@ -110,10 +149,10 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
 
 @needs_digits
 def test_a_packed_matrix_is_a_table() -> None:
-    matrix = Int8Matrix(torch.randn(70, 48))
-    packed, ids = int8_linear(matrix), torch.tensor([[3, 69], [0, 33]])
+    weight, ids = torch.randn(70, 48), torch.tensor([[3, 69], [0, 33]])
+    packed = int8_linear(weight)
     assert isinstance(packed, DigitLinear)
-    assert torch.equal(packed[ids], matrix[ids])
+    assert torch.equal(packed[ids], Int8Matrix(weight)[ids])
 
 
 @needs_digits

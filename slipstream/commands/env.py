@@ -84,7 +84,8 @@ def _own_kernels() -> str:
     found = machine()
     if found is None or not native_works():
         return "no"
-    return f"vectors of {found.lanes} floats, {'with' if found.digits else 'without'} 8-bit and 4-bit products"
+    digits = f"{'with' if found.digits else 'without'} 8-bit and 4-bit products"
+    return f"vectors of {found.lanes} floats, {digits}{', with the matrix unit' if found.squares else ''}"
 
 
 def cpu_model() -> str:

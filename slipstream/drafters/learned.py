@@ -31,7 +31,7 @@ _DEPTH_CPU, _DEPTH_GPU = 8, 6
 # The joint probability from which a node is worth its row on a CPU, where a row costs some 4% of a pass; and where it
 # costs twice as much, and a level a tenth of a pass: with fast products, which allow few rows.
 _WORTH_ON_CPU, _WORTH_OF_FEW_ROWS = 0.07, 0.2
-_FEW_ROWS, _DEPTH_OF_FEW_ROWS = 8, 6
+_FEW_ROWS, _DEPTH_OF_FEW_ROWS = 7, 6
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.exact_linear import ExactLinear
 from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.gpu_mixture import GroupedMixture
-from slipstream.models.linear import Linear, add_product, digits_work, make_linear, native_works
+from slipstream.models.linear import Linear, add_product, digits_work, make_linear, native_works, squares_work
 from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.norm import PostNorm, UnitNorm
-from slipstream.models.quantized import Int8Linear, Int8Matrix, int8_linear, quantized_linear
+from slipstream.models.quantized import Int8Matrix, int8_linear, int8_table, quantized_linear
 from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
 from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
 from slipstream.passing import Late, turn_and_keep
@@ -117,12 +117,11 @@ class Decoder(Model):
         embed, tied = self._read(checkpoint, "embed"), self.config.tied_head
         if self.quantize == "none":
             return embed, self._linear(embed if tied else self._read(checkpoint, "head"))
+        if tied:
+            return int8_table(embed)
         table = Int8Matrix(embed)
         del embed  # one matrix at a time is wide
-        if not tied:
-            return table, int8_linear(Int8Matrix(self._read(checkpoint, "head")))
-        head = int8_linear(table)
-        return (table if isinstance(head, Int8Linear) else head), head
+        return table, int8_linear(self._read(checkpoint, "head"))
 
     def _linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
@@ -281,7 +280,7 @@ class Decoder(Model):
         if self.device != "cpu" or self.quantize == "none":
             return super().cheap_rows
         if digits_work():  # reading so few bytes takes so little time that multiplying counts
-            return 8 if self.quantize == "int8" else 6
+            return (8 if squares_work() else 7) if self.quantize == "int8" else 6
         return 4 if self.quantize == "int4" else super().cheap_rows  # that kernel unpacks weights for every few rows
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +51,10 @@ class GGUFCheckpoint:
         self.path = Path(path)
         self.name = name or str(path)
         self._head = read_head(self.path)
-        # Copy-on-write, because torch insists on writable memory; nobody writes.
-        self._data: np.ndarray[Any, np.dtype[np.uint8]] = np.memmap(self.path, dtype=np.uint8, mode="c")
+        with self.path.open("rb") as file:
+            # Copy-on-write, because torch insists on writable memory; nobody writes.
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._data: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._mapped, np.uint8)
         self.config = config_from_gguf(self._head, self.name, self._rope_factors())
         self.mtp = mtp_tensors(self._head.tensors, LAYERS, MTP_JOINT, self.config.layers)
         self._formats: dict[str, BlockFormat] = {}
@@ -73,7 +76,14 @@ class GGUFCheckpoint:
         size = prod(shape) // form.weights * form.size
         start = self._head.tensors[tensor].start + (expert or 0) * size
         weight = decode(self._data[start : start + size], form, shape)
+        self._forget(start, size)
         return self._unpermute(name.rsplit(".", 1)[-1], weight)
+
+    def _forget(self, start: int, size: int) -> None:
+        """Have the memory of these bytes back, which were read once: while weights are made, the file is in the way."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            first = start - start % mmap.PAGESIZE
+            self._mapped.madvise(mmap.MADV_DONTNEED, first, start + size - first)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the metadata; None if the file carries no vocabulary."""

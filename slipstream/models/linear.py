@@ -184,9 +184,9 @@ def make_draft_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) ->
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < _WORTH_GUESSING:
         return make_linear(weight, bias)
     if digits_work() and weight.shape[1] % DIGIT_INPUTS == 0:
-        from slipstream.models.quantized import Int8Matrix, int8_linear
+        from slipstream.models.quantized import int8_linear
 
-        return int8_linear(Int8Matrix(weight), bias)
+        return int8_linear(weight, bias)
     return GuessingLinear(weight, bias) if guessing_works() else make_linear(weight, bias)
 
 
@@ -214,6 +214,14 @@ def digits_work() -> bool:
 
     found = machine()
     return found is not None and found.digits and native_works()
+
+
+def squares_work() -> bool:
+    """Whether 8-bit products of several rows take the processor's matrix unit."""
+    from slipstream.native.machine import machine
+
+    found = machine()
+    return digits_work() and found is not None and found.squares
 
 
 def packing_works() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -116,13 +117,15 @@ def load_model(
     if exact:
         require_exact(checkpoint, chosen, device)
     require_memory(checkpoint.name, checkpoint.config, chosen, device, mode)
-    if not isinstance(checkpoint, AdapterCheckpoint):
-        return Decoder(checkpoint, chosen, device, mode, exact=exact), checkpoint.tokenizer()
-    from slipstream.models.adapter import Adapter  # needs transformers, which the decoder does not
+    if isinstance(checkpoint, AdapterCheckpoint):
+        from slipstream.models.adapter import Adapter  # needs transformers, which the decoder does not
 
-    adapter = Adapter(checkpoint, chosen, device)
-    log.warning("%s: it runs through transformers, slower than natively", checkpoint.why)
-    return adapter, checkpoint.tokenizer()
+        adapter = Adapter(checkpoint, chosen, device)
+        log.warning("%s: it runs through transformers, slower than natively", checkpoint.why)
+        return adapter, checkpoint.tokenizer()
+    with ThreadPoolExecutor(1) as beside:  # a vocabulary takes as long as a small model's weights
+        tokenizer = beside.submit(checkpoint.tokenizer)
+        return Decoder(checkpoint, chosen, device, mode, exact=exact), tokenizer.result()
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantize: str = "none") -> int:

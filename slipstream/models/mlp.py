@@ -103,8 +103,11 @@ def make_mlp(
     def matrices(prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
         down = read(f"{prefix}down")
         fill = -down.shape[1] % LANES  # units that are always 0 fill the last vector of the width up
-        gate, up = (functional.pad(behind_norm.read(prefix + name), (0, 0, 0, fill)) for name in ("gate", "up"))
-        return torch.cat([gate, up]), functional.pad(down, (0, fill))
+        gate, up = (behind_norm.read(prefix + name) for name in ("gate", "up"))
+        if fill:
+            gate, up = (functional.pad(weight, (0, 0, 0, fill)) for weight in (gate, up))
+            down = functional.pad(down, (0, fill))
+        return torch.cat([gate, up]), down
 
     def dense(prefix: str) -> DenseMLP:
         both, down = matrices(prefix)

@@ -62,6 +62,7 @@ class Int8Linear:
     def __init__(
         self, matrix: Int8Matrix, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
     ) -> None:
+        self.matrix = matrix
         self._out, width = matrix.codes.shape
         starts = range(0, self._out, _OUTPUTS)
         self._pieces = [(s, matrix.codes[s : s + _OUTPUTS], matrix.scales[s : s + _OUTPUTS]) for s in starts]
@@ -139,20 +140,24 @@ def quantized_linear(
     mode: str, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
 ) -> Linear:
     """The product of a layer in a mode other than none; `columns` [in] multiply the activations first."""
-    if mode == "int4":
-        return int4_linear(weight, bias, columns)
-    return int8_linear(Int8Matrix(weight), bias, columns)
+    return (int4_linear if mode == "int4" else int8_linear)(weight, bias, columns)
 
 
 def int8_linear(
-    matrix: Int8Matrix, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
+    weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
 ) -> Int8Linear | DigitLinear:
-    """The product with a matrix of 8-bit numbers: by our own kernel, where the processor has the instruction for it."""
-    if digits_work() and matrix.codes.shape[1] % DIGIT_INPUTS == 0:
-        from slipstream.native.linear import DigitLinear
+    """The product with a weight in 8 bits: by our own kernel, where the processor has the instruction for it."""
+    if not digits_work() or weight.shape[1] % DIGIT_INPUTS:
+        return Int8Linear(Int8Matrix(weight), bias, columns)
+    from slipstream.native.linear import DigitLinear
 
-        return DigitLinear(matrix.codes, matrix.scales, fineness(matrix.codes.shape[1]), bias, columns)
-    return Int8Linear(matrix, bias, columns)
+    return DigitLinear(weight.float(), fineness(weight.shape[1]), bias, columns)
+
+
+def int8_table(weight: torch.Tensor) -> tuple[Int8Matrix | DigitLinear, Int8Linear | DigitLinear]:
+    """A table in 8 bits and the product with it, both of one matrix in memory."""
+    product = int8_linear(weight)
+    return (product.matrix if isinstance(product, Int8Linear) else product), product
 
 
 def int4_linear(

@@ -39,13 +39,13 @@ class Fetch:
 
 
 @contextmanager
-def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value, tiles: Value) -> Iterator[Value]:
+def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value, tiles: Value = 1) -> Iterator[Value]:
     """The body runs with the panels of a thread: parts of all, in each of which one follows the other.
 
-    With one tile of rows the time goes into reading, which likes long parts; with more it goes into multiplying, and
-    small parts keep threads from waiting for each other.
+    With one tile of rows (or a matrix unit) the time goes into reading, which likes long parts; with more it goes into
+    multiplying, and small parts keep threads from waiting for each other.
     """
-    alone = code.builder.icmp_signed("==", tiles, code.whole(1))
+    alone = code.builder.icmp_signed("==", code.whole(tiles), code.whole(1))
     wanted = code.builder.select(alone, code.whole(_PARTS), code.whole(_MORE_PARTS))
     parts = code.least(panels, code.times(threads, wanted))
     with code.taking(counter, parts) as part, code.loop(*code.share(panels, part, parts)) as panel:

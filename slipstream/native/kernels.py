@@ -17,8 +17,8 @@ DIGIT_ROWS = 4  # of a tile of an 8-bit or 4-bit product
 
 @functools.cache
 def products() -> Library:
-    """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `cut` and `digit_product`
-    (8-bit weights), `cut_groups` and `nibble_product` (4-bit weights).
+    """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `pack`, `cut` and
+    `digit_product` (8-bit weights), `cut_groups` and `nibble_product` (4-bit weights).
 
     Each product has a twin, `..._added`, that adds to what is there, and each cut one that norms first, `..._normed`.
     """
@@ -41,6 +41,7 @@ def here() -> Machine:
 def _products(machine: Machine, module: ir.Module) -> None:
     from slipstream.native import digits, nibbles, squares
     from slipstream.native import products as plain
+    from slipstream.native.packing import add_pack
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
 
@@ -50,13 +51,16 @@ def _products(machine: Machine, module: ir.Module) -> None:
         if machine.digits:
             name = f"digit_product{twin}"
             if machine.squares:
-                squares.add_choice(module, name, digits.add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending)
+                squares.add_choice(
+                    module, name, digits.add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending
+                )
             else:
                 digits.add_product(module, name, DIGIT_ROWS, ending)
             nibbles.add_product(module, f"nibble_product{twin}", DIGIT_ROWS, ending)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)
     if machine.digits:
+        add_pack(module, "pack")
         for normed in (False, True):
             twin = "_normed" if normed else ""
             digits.add_cut(module, f"cut{twin}", normed=normed)

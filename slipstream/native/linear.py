@@ -13,7 +13,7 @@ from torch.nn import functional
 from slipstream.native import kernels
 from slipstream.native.call import Call, Step, Words
 from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP, SQUARE_ROWS
-from slipstream.native.words import Digits, Product
+from slipstream.native.words import Digits, Pack, Product
 
 
 @dataclass(frozen=True)
@@ -186,24 +186,27 @@ class CutLinear(NativeLinear):
 
 
 class DigitLinear(CutLinear):
-    """A product with 8-bit weights [out, in] and a scale for each output."""
+    """A product with a weight in 8 bits and a scale for each output. The packed copy is the only copy."""
 
     _cut, _product = "cut", "digit_product"
 
     def __init__(
         self,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
+        weight: torch.Tensor,
         fineness: float,
         bias: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
     ) -> None:
-        super().__init__((codes.shape[0], codes.shape[1]), fineness, bias, columns)
-        fill = self.width - self.outputs
-        whole = functional.pad(codes, (0, 0, 0, fill)).view(torch.uint8) ^ DIGIT_BASE  # code + 128, in 8 bits
-        fours = whole.view(self.panels, self._panel, self.inputs // 4, 4)
-        self._packed = fours.transpose(1, 2).contiguous()
-        self._scales = functional.pad(scales, (0, fill))
+        """`weight`: float32 [out, in]; it is quantised here."""
+        super().__init__((weight.shape[0], weight.shape[1]), fineness, bias, columns)
+        self._packed = torch.empty(self.panels, self.inputs // 4, self._panel, 4, dtype=torch.uint8)
+        self._scales = torch.empty(self.width)
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        packing = Call((kernels.products()["pack"], np.zeros(Pack.WORDS, np.int64)))
+        words, (place,) = packing.of(self.outputs), packing.arguments
+        facts = weight.data_ptr(), weight.stride(0), self.inputs, self._packed.data_ptr(), self._scales.data_ptr()
+        words[place + Pack.X : place + Pack.WORDS] = facts
+        kernels.products().run(words.ctypes.data)
 
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight, as a table gives them."""

@@ -1,7 +1,7 @@
 """Whether the processor's matrix unit may be used.
 
-The processor announces it, the kernel must be asked for its registers, and some virtual machines announce what they then
-forbid. A forbidden instruction ends the process, so another one tries first.
+The processor announces it, the kernel must be asked for its registers, and some virtual machines announce what they
+then forbid. A forbidden instruction ends the process, so another one tries first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The product of 8-bit weights by the processor's matrix unit: whole numbers again, so the same ones as by vectors.
 
-The unit has eight registers of sixteen lines of 64 bytes, and one instruction multiplies two of them. Weights lie for it
-as they do for vectors: sixteen lines of four inputs each, of sixteen outputs. A register of digits holds those of eight
-rows, high and low. Two of those times two of weights are summed in the other four.
+The unit has eight registers of sixteen lines of 64 bytes, and one instruction multiplies two of them. Weights lie for
+it as they do for vectors: sixteen lines of four inputs each, of sixteen outputs. A register of digits holds those of
+eight rows, high and low. Two of those times two of weights are summed in the other four.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _add_squares(module: ir.Module, name: str, ending: Ending) -> ir.Function:
     rows, panels = code.load(code.address(arguments, Digits.ROWS), 0, I64), code.number(arguments, Digits.PANELS)
     count = code.over_up(rows, _PAIR * SQUARE_ROWS)
     _configure(code)
-    with panels_in_turn(code, counter, threads, panels, code.whole(1)) as panel, code.loop(0, count) as number:
+    with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
         begin = code.times(number, _PAIR * SQUARE_ROWS)
         operands = [arguments, panel, begin, number, count]
         registers = code.least(code.over_up(code.minus(rows, begin), SQUARE_ROWS), _PAIR)

@@ -37,6 +37,12 @@ class Digits:
     WEIGHT, SCALES, START, OUT, OUT_STRIDE, PANELS, SUMS, WORDS = range(10, 18)
 
 
+class Pack:
+    """ROWS are those of a weight, X, of floats; WEIGHT and SCALES are what a product with it reads."""
+
+    ROWS, X, X_STRIDE, INPUTS, WEIGHT, SCALES, WORDS = range(7)
+
+
 class Norm:
     """FLOOR: the address of what is added to the squared length. WEIGHT multiplies what was divided by the length."""
 

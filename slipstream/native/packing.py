@@ -1,0 +1,56 @@
+"""From a matrix of floats to 8-bit codes as the products read them: one pass over every row, by all threads.
+
+The largest number of a row becomes the code 127; a code is a quotient, rounded to the nearest whole number.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from slipstream.native.emit import F32, I8, I32, I64, Code, Value, floats
+from slipstream.native.shape import DIGIT_BASE
+from slipstream.native.shape import DIGIT_LANES as LANES
+from slipstream.native.team import KERNEL
+from slipstream.native.words import Pack
+
+_LEVELS = 127.0
+_TINY = 1e-30  # instead of a largest number of 0
+_PANEL = 2 * LANES  # outputs
+
+
+def add_pack(module: ir.Module, name: str) -> None:
+    """Codes [panels, in / 4, outputs of a panel, 4], 128 added to each, and a scale for each output.
+
+    The last panel is filled up with outputs whose scale is 0.
+    """
+    code = Code(module, name, KERNEL)
+    arguments, _, _, counter = code.arguments
+    rows, inputs = code.load(code.address(arguments, Pack.ROWS), 0, I64), code.number(arguments, Pack.INPUTS)
+    whole = ir.VectorType(I32, LANES)
+    with code.taking(counter, code.over_up(rows, _PANEL)) as panel, code.loop(0, _PANEL) as place:
+        row = code.plus(code.times(panel, _PANEL), place)
+        is_row = code.builder.icmp_signed("<", row, rows)
+        line = code.times(code.least(row, code.minus(rows, 1)), code.number(arguments, Pack.X_STRIDE))
+        x = code.at(code.address(arguments, Pack.X), line, F32)
+        vector = floats(LANES)
+        with code.carrying(0, inputs, [code.constant(_TINY, vector)], LANES) as (first, (largest,), peaks):
+            peaks.append(code.maximum(code.unary("fabs", code.load(x, first, vector)), largest))
+        scale = code.builder.fdiv(code.folded(peaks[0], code.maximum), ir.Constant(F32, _LEVELS))
+        kept = code.builder.select(is_row, scale, ir.Constant(F32, 0.0))
+        code.store(kept, code.address(arguments, Pack.SCALES), row)
+        weight = code.at(code.address(arguments, Pack.WEIGHT), code.times(panel, inputs, _PANEL), I8)
+        scales = code.spread(scale, LANES)
+        with code.loop(0, inputs, LANES) as first:
+            numbers = code.unary("rint", code.builder.fdiv(code.load(x, first, vector), scales))
+            codes = code.builder.add(code.builder.fptosi(numbers, whole), code.constant(DIGIT_BASE, whole))
+            _scatter(code, codes, weight, code.plus(code.times(first, LANES // 2), place))
+    code.done()
+
+
+def _scatter(code: Code, codes: Value, weight: Value, first: Value) -> None:
+    """Sixteen codes become four groups of four bytes, as far apart as a panel has outputs."""
+    short = code.builder.trunc(codes, ir.VectorType(I8, LANES))
+    fours = code.builder.bitcast(short, ir.VectorType(I32, LANES // 4))
+    for four in range(LANES // 4):
+        value = code.builder.extract_element(fours, ir.Constant(I32, four))
+        code.store(value, weight, code.plus(first, four * _PANEL))
