@@ -156,7 +156,7 @@ def time_of_small_steps(model: Model) -> float:
     rows = layers.rows([segment], RopeTable(model.config, "cpu"))  # the kernels read it as long as they run
     layers.read(rows, passes.cache.layers(TARGET))
     functions = kernels.layers(layers.shape)
-    small = {functions[name] for name in ("norm", "turn", "gate")}
+    small = {functions[name] for name in ("norm", "turn")}
     words = program([step for steps in layers.steps for step in steps if step[0] in small])
     return alternate({"small": lambda: functions.run(words.ctypes.data)}, 50)["small"] / 1000
 

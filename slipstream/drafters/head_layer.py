@@ -13,7 +13,7 @@ from slipstream.drafters.head_rows import HeadRows
 from slipstream.fused import gated, runs_fused, turned
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import AddingLinear, add_product, make_draft_linear
-from slipstream.models.native_layers import DenseProducts, NativeLayers
+from slipstream.models.native_layers import NativeLayers, dense_products
 from slipstream.models.native_rows import native_shape
 from slipstream.models.rope import inverse_frequencies
 from slipstream.models.unfold import PlainLayer
@@ -131,19 +131,14 @@ class PagedHeadLayer:
         length = config.hidden_size**0.5 if self._native_shape else 1.0  # which our own kernels' norm leaves out
         self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm * length))
         self._norm = torch.full((config.hidden_size,), 1 / length, dtype=dtype, device=device)
-        self._native = self._as_program(layer.down.in_features)
+        self._native = self._as_program()
 
-    def _as_program(self, mlp: int) -> NativeLayers | None:
+    def _as_program(self) -> NativeLayers | None:
         """All of it as one program of our own kernels, where those can be had."""
-        config, shape = self._config, self._native_shape
-        parts = self._qkv, self._out, self._gate_up, self._down
-        if shape is None or mlp % shape.row_lanes:
+        shape, parts = self._native_shape, dense_products(self._qkv, self._out, self._gate_up, self._down)
+        if shape is None or parts is None:
             return None
-        from slipstream.native.linear import NativeLinear
-
-        if not all(isinstance(part, NativeLinear) for part in parts):
-            return None
-        return NativeLayers(shape, config, [DenseProducts(*parts)], [None], entered=True)  # type: ignore[arg-type]
+        return NativeLayers(shape, self._config, [parts], [None], entered=True)
 
     def __call__(self, inputs: torch.Tensor, residual: torch.Tensor, rows: HeadRows, store: LayerStore) -> torch.Tensor:
         """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""

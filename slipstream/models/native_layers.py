@@ -20,7 +20,7 @@ from slipstream.models.native_rows import NativeRows, attention_steps, native_sh
 from slipstream.models.rope import RopeTable
 from slipstream.native import kernels
 from slipstream.native.call import Step, Words, program
-from slipstream.native.linear import Lines, NativeLinear
+from slipstream.native.linear import ADDED, GATED, WRITTEN, Lines, NativeLinear
 from slipstream.native.shape import Shape
 from slipstream.native.words import Pass
 
@@ -44,10 +44,17 @@ def _products(layer: Layer) -> DenseProducts | None:
     mlp = layer.mlp
     if layer.q_norm is not None or layer.limits is not None or not isinstance(mlp, DenseMLP):
         return None
-    parts = layer.qkv, layer.out, mlp.gate_up, mlp.down
-    if mlp.activation is not even_silu or not all(isinstance(part, NativeLinear) for part in parts):
+    if mlp.activation is not even_silu:
         return None
-    return DenseProducts(*parts)  # type: ignore[arg-type]
+    return dense_products(layer.qkv, layer.out, mlp.gate_up, mlp.down)
+
+
+def dense_products(*parts: object) -> DenseProducts | None:
+    """The four products, if all of them are by our own kernels and gates can be applied in one of them."""
+    native = [part for part in parts if isinstance(part, NativeLinear)]
+    if len(native) < len(parts) or not native[2].can_pair:
+        return None
+    return DenseProducts(*native)
 
 
 def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[RopeTable]) -> NativeLayers | None:
@@ -71,7 +78,6 @@ class _Memory:
         self.normed = torch.empty(rows, parts.qkv.inputs)
         self.qkv = torch.empty(rows, parts.qkv.width)
         self.mixed = torch.empty(rows, parts.out.inputs)
-        self.both = torch.empty(rows, parts.gate_up.width)
         self.gated = torch.empty(rows, parts.down.inputs)
         self.space = max(parts, key=lambda part: part.inputs).space(rows)
 
@@ -94,6 +100,8 @@ class NativeLayers:
         self._layers = layers
         self._windows = windows
         self._kernels = kernels.layers(shape)
+        for layer in layers:
+            layer.gate_up.pair()
         self._floor = torch.tensor([config.norm_eps * config.hidden_size])
         self._ones = torch.ones(config.hidden_size)
         self._facts = np.zeros(Pass.WORDS, np.int64)  # of the pass that runs
@@ -160,27 +168,25 @@ class NativeLayers:
     def _layer_steps(self, layer: DenseProducts, window: int | None) -> list[Step]:
         memory, count = self._memory, self._facts.ctypes.data
         x, qkv, mixed = Lines.of(memory.x), Lines.of(memory.qkv), Lines.of(memory.mixed)
-        both, gated = Lines.of(memory.both), Lines.of(memory.gated)
+        gated = Lines.of(memory.gated)
         turning, attending = attention_steps(self.shape, count, qkv, mixed, window)
         self._attending.append((turning, attending))
-        gating = np.array([count, both.address, both.stride, gated.address, gated.stride, layer.down.inputs], np.int64)
         given = Lines.of(memory.normed)
         entering = layer.qkv.steps(count, given, qkv, memory.space)
         return [
             *(entering if self._entered else self._behind_norm(layer.qkv, x, qkv)),
             turning,
             attending,
-            *layer.out.steps(count, mixed, x, memory.space, added=True),
-            *self._behind_norm(layer.gate_up, x, both),
-            (self._kernels["gate"], gating),
-            *layer.down.steps(count, gated, x, memory.space, added=True),
+            *layer.out.steps(count, mixed, x, memory.space, ending=ADDED),
+            *self._behind_norm(layer.gate_up, x, gated, GATED),
+            *layer.down.steps(count, gated, x, memory.space, ending=ADDED),
         ]
 
-    def _behind_norm(self, part: NativeLinear, x: Lines, out: Lines) -> list[Step]:
+    def _behind_norm(self, part: NativeLinear, x: Lines, out: Lines, ending: str = WRITTEN) -> list[Step]:
         memory, count, floor = self._memory, self._facts.ctypes.data, self._floor.data_ptr()
         if part.norms:
-            return part.steps(count, x, out, memory.space, floor=floor)
+            return part.steps(count, x, out, memory.space, ending=ending, floor=floor)
         normed = Lines.of(memory.normed)
         lines = x.address, x.stride, normed.address, normed.stride
         norming = np.array([count, *lines, part.inputs, floor, self._ones.data_ptr()], np.int64)
-        return [(self._kernels["norm"], norming), *part.steps(count, normed, out, memory.space)]
+        return [(self._kernels["norm"], norming), *part.steps(count, normed, out, memory.space, ending=ending)]

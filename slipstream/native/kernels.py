@@ -20,14 +20,15 @@ def products() -> Library:
     """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `pack`, `cut` and
     `digit_product` (8-bit weights), `cut_groups` and `nibble_product` (4-bit weights).
 
-    Each product has a twin, `..._added`, that adds to what is there, and each cut one that norms first, `..._normed`.
+    Each product has twins: `..._added` adds to what is there, the results of `..._gated` are gates and values. And each
+    cut has one that norms first, `..._normed`.
     """
     return library(repr(here()), functools.partial(_products, here()))
 
 
 @functools.cache
 def layers(shape: Shape) -> Library:
-    """`norm`, `turn`, `attend` and `gate` for layers of one shape."""
+    """`norm`, `turn` and `attend` for layers of one shape."""
     return library(repr(shape), functools.partial(_layers, shape))
 
 
@@ -45,8 +46,7 @@ def _products(machine: Machine, module: ir.Module) -> None:
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
 
-    for ending in (plain.written, plain.added):
-        twin = "" if ending is plain.written else "_added"
+    for twin, ending in (("", plain.written), ("_added", plain.added), ("_gated", plain.gated)):
         plain.add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
         if machine.digits:
             name = f"digit_product{twin}"
@@ -69,9 +69,8 @@ def _products(machine: Machine, module: ir.Module) -> None:
 
 def _layers(shape: Shape, module: ir.Module) -> None:
     from slipstream.native.attention import add_attention
-    from slipstream.native.rows import add_gate, add_norm, add_turn
+    from slipstream.native.rows import add_norm, add_turn
 
     add_norm(module, "norm", shape.row_lanes)
     add_turn(module, "turn", shape)
     add_attention(module, "attend", shape)
-    add_gate(module, "gate", shape.row_lanes)

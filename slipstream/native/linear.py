@@ -15,6 +15,8 @@ from slipstream.native.call import Call, Step, Words
 from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP, SQUARE_ROWS
 from slipstream.native.words import Digits, Pack, Product
 
+WRITTEN, ADDED, GATED = "", "_added", "_gated"  # what becomes of results; the names of kernels end so
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -60,6 +62,12 @@ def _same(value: float, width: int) -> torch.Tensor:
     return torch.full((width,), value)
 
 
+def _paired(vectors: torch.Tensor) -> torch.Tensor:
+    """Of things in a row, the first of each half, then the second, and so on."""
+    halves: torch.Tensor = vectors.unflatten(0, (2, -1))
+    return halves.transpose(0, 1).flatten(0, 1)
+
+
 class NativeLinear(ABC):
     """y = x W^T + b for x [rows, in] by our own kernel."""
 
@@ -72,11 +80,31 @@ class NativeLinear(ABC):
         self.width = self.panels * self._panel  # of what it writes
         fill = self.width - self.outputs
         self._start = _same(0.0, self.width) if bias is None else functional.pad(bias, (0, fill))
+        self._paired = False
 
     @property
     @abstractmethod
     def _panel(self) -> int:
         """Outputs of a panel."""
+
+    @property
+    def can_pair(self) -> bool:
+        """Whether `pair` can be had: two halves of whole vectors."""
+        return self.outputs % self._panel == 0
+
+    def pair(self) -> None:
+        """Lay gates, the first half of the outputs, and values, the other one, side by side: a vector of each makes a
+        panel, so that `steps` can say `gated`. What a call gives stays in its order.
+        """
+        if not self._paired:
+            self._paired = True
+            self._start = _paired(self._start.view(2 * self.panels, -1)).flatten()
+            self._pair_weight()
+            self.__dict__.pop("_call", None)  # it has the addresses of what lay there before
+
+    @abstractmethod
+    def _pair_weight(self) -> None:
+        """`pair` the weight."""
 
     @abstractmethod
     def space(self, rows: int) -> Space | None:
@@ -84,9 +112,9 @@ class NativeLinear(ABC):
 
     @abstractmethod
     def steps(
-        self, rows: int, x: Lines, out: Lines, space: Space | None, *, added: bool = False, floor: int = 0
+        self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
-        """The product as steps; `rows` is the address of their number. `added`: to what is in `out`.
+        """The product as steps; `rows` is the address of their number. `ending`: what becomes of the results.
 
         `floor`: rows are normed first, and this is the address of what is added to their squared length.
         """
@@ -103,6 +131,8 @@ class NativeLinear(ABC):
         words, (place,) = self._call.of(count), self._call.arguments
         self._fill(words[place:], x, out, space)
         kernels.products().run(words.ctypes.data)
+        if self._paired:
+            return out.view(count, self.panels, 2, -1).transpose(1, 2).flatten(1)
         return out if self.width == self.outputs else out.narrow(1, 0, self.outputs)
 
     @abstractmethod
@@ -126,14 +156,18 @@ class FloatLinear(NativeLinear):
         return None
 
     def steps(
-        self, rows: int, x: Lines, out: Lines, space: Space | None, *, added: bool = False, floor: int = 0
+        self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
         words = np.zeros(Product.WORDS, np.int64)
         words[Product.ROWS], words[Product.INPUTS], words[Product.PANELS] = rows, self.inputs, self.panels
         words[Product.X], words[Product.X_STRIDE] = x.address, x.stride
         words[Product.WEIGHT], words[Product.START] = self._packed.data_ptr(), self._start.data_ptr()
         words[Product.OUT], words[Product.OUT_STRIDE] = out.address, out.stride
-        return [(kernels.products()["product_added" if added else "product"], words)]
+        return [(kernels.products()["product" + ending], words)]
+
+    def _pair_weight(self) -> None:
+        vectors = self._packed.view(self.panels, self.inputs, 2, -1).transpose(1, 2).flatten(0, 1)
+        self._packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2)
 
     def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
         words[Product.X], words[Product.X_STRIDE], words[Product.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
@@ -164,7 +198,7 @@ class CutLinear(NativeLinear):
         return Space.of(rows, self.inputs)
 
     def steps(
-        self, rows: int, x: Lines, out: Lines, space: Space | None, *, added: bool = False, floor: int = 0
+        self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
         words = np.zeros(Digits.WORDS, np.int64)
         words[Digits.ROWS], words[Digits.INPUTS], words[Digits.PANELS] = rows, self.inputs, self.panels
@@ -176,7 +210,7 @@ class CutLinear(NativeLinear):
         if space is not None:
             space.fill(words)
         functions = kernels.products()
-        cut, product = self._cut + "_normed" * bool(floor), self._product + "_added" * added
+        cut, product = self._cut + "_normed" * bool(floor), self._product + ending
         return [(functions[cut], words), (functions[product], words)]
 
     def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
@@ -207,6 +241,11 @@ class DigitLinear(CutLinear):
         facts = weight.data_ptr(), weight.stride(0), self.inputs, self._packed.data_ptr(), self._scales.data_ptr()
         words[place + Pack.X : place + Pack.WORDS] = facts
         kernels.products().run(words.ctypes.data)
+
+    def _pair_weight(self) -> None:
+        vectors = self._packed.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1)
+        self._packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2, 3)
+        self._scales = _paired(self._scales.view(2 * self.panels, -1)).flatten()
 
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of the weight, as a table gives them."""
@@ -239,3 +278,9 @@ class NibbleLinear(CutLinear):
         self._packed = (low | (high << 4)).contiguous()
         lines = functional.pad(grids, (0, 0, 0, 0, 0, fill)).view(self.panels, self._panel, groups, 2)
         self._scales = lines.permute(0, 2, 3, 1).contiguous()
+
+    def _pair_weight(self) -> None:
+        vectors = self._packed.transpose(1, 2).flatten(0, 1)
+        self._packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).contiguous()
+        grids = self._scales.unflatten(3, (2, -1)).movedim(3, 1).flatten(0, 1)
+        self._scales = _paired(grids).unflatten(0, (self.panels, 2)).movedim(1, 3).flatten(3)

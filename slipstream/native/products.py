@@ -118,3 +118,10 @@ def added(code: Code, sums: list[Value], out: Value, panel: Value) -> None:
     for part, sum_ in enumerate(sums):
         place = code.plus(code.times(panel, 2 * lanes), part * lanes)
         code.store(code.builder.fadd(code.load(out, place, sum_.type), sum_), out, place)
+
+
+def gated(code: Code, sums: list[Value], out: Value, panel: Value) -> None:
+    """The first sums are gates of the second ones: silu(gate) * value, a vector of a panel."""
+    gate, value = sums
+    shut = code.builder.fadd(code.exp(code.builder.fneg(gate)), code.constant(1.0, gate.type))
+    code.store(code.builder.fmul(code.builder.fdiv(gate, shut), value), out, code.times(panel, gate.type.count))

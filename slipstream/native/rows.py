@@ -7,7 +7,7 @@ from llvmlite import ir
 from slipstream.native.emit import F32, I64, Code, Value, floats
 from slipstream.native.shape import Shape
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Attention, Gate, Norm, Pass
+from slipstream.native.words import Attention, Norm, Pass
 
 
 def length_of(code: Code, x: Value, width: Value, floor: Value, lanes: int) -> Value:
@@ -34,26 +34,6 @@ def add_norm(module: ir.Module, name: str, lanes: int) -> None:
         with code.loop(0, width, lanes) as place:
             value = code.builder.fmul(code.load(x, place, floats(lanes)), inverse)
             code.store(code.builder.fmul(value, code.load(weight, place, floats(lanes))), out, place)
-    code.done()
-
-
-def add_gate(module: ir.Module, name: str, lanes: int) -> None:
-    """silu(gate) * value; there are whole vectors of units."""
-    code = Code(module, name, KERNEL)
-    arguments, thread, threads, _ = code.arguments
-    builder, vector = code.builder, floats(lanes)
-    rows, units = code.load(code.address(arguments, Gate.ROWS), 0, I64), code.number(arguments, Gate.UNITS)
-    first, last = code.share(code.over(units, lanes), thread, threads)
-    with code.loop(0, rows) as row:
-        both = code.at(
-            code.address(arguments, Gate.BOTH), code.times(row, code.number(arguments, Gate.BOTH_STRIDE)), F32
-        )
-        out = code.at(code.address(arguments, Gate.OUT), code.times(row, code.number(arguments, Gate.OUT_STRIDE)), F32)
-        with code.loop(first, last) as number:
-            place = code.times(number, lanes)
-            gate, value = code.load(both, place, vector), code.load(both, code.plus(place, units), vector)
-            shut = builder.fadd(code.exp(builder.fneg(gate)), code.constant(1.0, vector))
-            code.store(builder.fmul(builder.fdiv(gate, shut), value), out, place)
     code.done()
 
 

@@ -49,12 +49,6 @@ class Norm:
     ROWS, X, X_STRIDE, OUT, OUT_STRIDE, WIDTH, FLOOR, WEIGHT = range(8)
 
 
-class Gate:
-    """Lines of gates and, behind them, values."""
-
-    ROWS, BOTH, BOTH_STRIDE, OUT, OUT_STRIDE, UNITS = range(6)
-
-
 class Attention:
     """Queries stand first in the lines of QKV, [heads, size]; K and V are those of a layer, [pages, kv heads, page,
     size]. WINDOW is how far back a row looks. Turning and keeping has the first five.
