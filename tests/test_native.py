@@ -93,16 +93,17 @@ def test_the_matrix_unit_has_the_bits_of_vectors(inputs: int, monkeypatch: pytes
     if not kernels.here().squares:
         pytest.skip("no matrix unit")
     weight, bias, x = torch.randn(70, inputs), torch.randn(70), torch.randn(67, inputs)
-    by_squares = int8_linear(weight, bias)
+    by_squares, kept = int8_linear(weight, bias), kernels.digits()  # code goes with its library
     together = by_squares(x)
     without = replace(kernels.here(), squares=False)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "machine", lambda: without)
-        kernels.products.cache_clear()
+        kernels.digits.cache_clear()
         assert torch.equal(int8_linear(weight, bias)(x), together)
-    kernels.products.cache_clear()
+    kernels.digits.cache_clear()
     for start, stop in ((0, 1), (1, 3), (0, 8), (5, 14), (20, 36), (30, 47), (3, 67)):
         assert torch.equal(by_squares(x[start:stop]), together[start:stop])
+    assert kept["pack"]
 
 
 @pytest.mark.skipif(not kernels.here().squares if machine() else True, reason="no matrix unit")

@@ -12,18 +12,32 @@ from slipstream.native.shape import Shape
 if TYPE_CHECKING:
     from llvmlite import ir
 
+    from slipstream.native.products import Ending
+
 DIGIT_ROWS = 4  # of a tile of an 8-bit or 4-bit product
 
 
 @functools.cache
 def products() -> Library:
-    """`norm` and `top` of whole vectors, `product` and, with the instruction for 8 bits, `pack`, `cut` and
-    `digit_product` (8-bit weights), `cut_groups` and `nibble_product` (4-bit weights).
+    """`product`, and `norm` and `top` of whole vectors.
 
-    Each product has twins: `..._added` adds to what is there, the results of `..._gated` are gates and values. And each
-    cut has one that norms first, `..._normed`.
+    Every product has twins: `..._added` adds to what is there, the results of `..._gated` are gates and values.
     """
-    return library(repr(here()), functools.partial(_products, here()))
+    return library(f"products {here()!r}", functools.partial(_products, here()))
+
+
+@functools.cache
+def digits() -> Library:
+    """For 8-bit weights, where there is the instruction for them: `pack`, `digit_product`, and `cut`, with a twin
+    `cut_normed` that norms first.
+    """
+    return library(f"digits {here()!r}", functools.partial(_digits, here()))
+
+
+@functools.cache
+def nibbles() -> Library:
+    """For 4-bit weights, likewise: `nibble_product`, and `cut_groups` with a twin `cut_groups_normed`."""
+    return library(f"nibbles {here()!r}", _nibbles)
 
 
 @functools.cache
@@ -39,32 +53,47 @@ def here() -> Machine:
     return found
 
 
+def _endings() -> tuple[tuple[str, Ending], ...]:
+    from slipstream.native.products import added, gated, written
+
+    return ("", written), ("_added", added), ("_gated", gated)
+
+
 def _products(machine: Machine, module: ir.Module) -> None:
-    from slipstream.native import digits, nibbles, squares
-    from slipstream.native import products as plain
-    from slipstream.native.packing import add_pack
+    from slipstream.native.products import add_product
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
 
-    for twin, ending in (("", plain.written), ("_added", plain.added), ("_gated", plain.gated)):
-        plain.add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
-        if machine.digits:
-            name = f"digit_product{twin}"
-            if machine.squares:
-                squares.add_choice(
-                    module, name, digits.add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending
-                )
-            else:
-                digits.add_product(module, name, DIGIT_ROWS, ending)
-            nibbles.add_product(module, f"nibble_product{twin}", DIGIT_ROWS, ending)
+    for twin, ending in _endings():
+        add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)
-    if machine.digits:
-        add_pack(module, "pack")
-        for normed in (False, True):
-            twin = "_normed" if normed else ""
-            digits.add_cut(module, f"cut{twin}", normed=normed)
-            digits.add_cut(module, f"cut_groups{twin}", normed=normed, grouped=True)
+
+
+def _digits(machine: Machine, module: ir.Module) -> None:
+    from slipstream.native.digits import add_cut, add_product
+    from slipstream.native.packing import add_pack
+    from slipstream.native.squares import add_choice
+
+    add_pack(module, "pack")
+    for twin, ending in _endings():
+        name = f"digit_product{twin}"
+        if machine.squares:
+            add_choice(module, name, add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending)
+        else:
+            add_product(module, name, DIGIT_ROWS, ending)
+    add_cut(module, "cut", normed=False)
+    add_cut(module, "cut_normed", normed=True)
+
+
+def _nibbles(module: ir.Module) -> None:
+    from slipstream.native.digits import add_cut
+    from slipstream.native.nibbles import add_product
+
+    for twin, ending in _endings():
+        add_product(module, f"nibble_product{twin}", DIGIT_ROWS, ending)
+    add_cut(module, "cut_groups", normed=False, grouped=True)
+    add_cut(module, "cut_groups_normed", normed=True, grouped=True)
 
 
 def _layers(shape: Shape, module: ir.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from slipstream.native import kernels
 from slipstream.native.call import Call, Step, Words
+from slipstream.native.compiler import Library
 from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP, SQUARE_ROWS
 from slipstream.native.words import Digits, Pack, Product
 
@@ -145,8 +147,9 @@ class FloatLinear(NativeLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), bias)
-        whole = functional.pad(weight, (0, 0, 0, self.width - self.outputs))
-        self._packed = whole.view(self.panels, self._panel, self.inputs).transpose(1, 2).contiguous()
+        fill = self.width - self.outputs
+        whole = functional.pad(weight, (0, 0, 0, fill)) if fill else weight
+        self._packed = whole.reshape(self.panels, self._panel, self.inputs).transpose(1, 2).contiguous()
 
     @property
     def _panel(self) -> int:
@@ -179,6 +182,7 @@ class CutLinear(NativeLinear):
     norms = True
     _cut: str  # the names of its two kernels
     _product: str
+    _library: Callable[[], Library]  # which has them
     _packed: torch.Tensor  # codes
     _scales: torch.Tensor
 
@@ -209,7 +213,7 @@ class CutLinear(NativeLinear):
         words[Digits.START] = self._start.data_ptr()
         if space is not None:
             space.fill(words)
-        functions = kernels.products()
+        functions = type(self)._library()
         cut, product = self._cut + "_normed" * bool(floor), self._product + ending
         return [(functions[cut], words), (functions[product], words)]
 
@@ -222,7 +226,7 @@ class CutLinear(NativeLinear):
 class DigitLinear(CutLinear):
     """A product with a weight in 8 bits and a scale for each output. The packed copy is the only copy."""
 
-    _cut, _product = "cut", "digit_product"
+    _cut, _product, _library = "cut", "digit_product", kernels.digits
 
     def __init__(
         self,
@@ -236,11 +240,11 @@ class DigitLinear(CutLinear):
         self._packed = torch.empty(self.panels, self.inputs // 4, self._panel, 4, dtype=torch.uint8)
         self._scales = torch.empty(self.width)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        packing = Call((kernels.products()["pack"], np.zeros(Pack.WORDS, np.int64)))
+        packing = Call((kernels.digits()["pack"], np.zeros(Pack.WORDS, np.int64)))
         words, (place,) = packing.of(self.outputs), packing.arguments
         facts = weight.data_ptr(), weight.stride(0), self.inputs, self._packed.data_ptr(), self._scales.data_ptr()
         words[place + Pack.X : place + Pack.WORDS] = facts
-        kernels.products().run(words.ctypes.data)
+        kernels.digits().run(words.ctypes.data)
 
     def _pair_weight(self) -> None:
         vectors = self._packed.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1)
@@ -258,7 +262,7 @@ class DigitLinear(CutLinear):
 class NibbleLinear(CutLinear):
     """A product with 4-bit weights: codes [out, in], and scale and offset of each group of inputs."""
 
-    _cut, _product = "cut_groups", "nibble_product"
+    _cut, _product, _library = "cut_groups", "nibble_product", kernels.nibbles
 
     def __init__(
         self,
