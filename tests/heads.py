@@ -27,8 +27,11 @@ def made_for(llm: LLM) -> tuple[TargetView, trained.Made]:
 
 
 @functools.cache
-def random_head(method: str, seed: int = 0, vocabulary: int = 61, **settings: Any) -> Path:
-    """A checkpoint of `method` for the tiny target: untrained, and so wrong nearly always, but never broken."""
+def random_head(method: str, seed: int = 0, vocabulary: int = 61, stirred: float = 0.0, **settings: Any) -> Path:
+    """A checkpoint of `method` for the tiny target: untrained, and so wrong nearly always, but never broken.
+
+    `stirred`: how far its weights are moved off where training begins, which may be nowhere in particular.
+    """
     view, made = made_for(tiny_llm(context=300, characters=True))
     kind = drafter_class(method)
     shaped = kind.settings_type(vocabulary=vocabulary, **settings)  # type: ignore[attr-defined]
@@ -36,6 +39,9 @@ def random_head(method: str, seed: int = 0, vocabulary: int = 61, **settings: An
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         head = make_head(kind, settings_of(shaped), frame_of(view, vocab))  # type: ignore[arg-type]
+        with torch.no_grad():
+            for weight in head.parameters() if stirred else ():
+                weight.add_(stirred * torch.randn_like(weight))
     place = Path(tempfile.mkdtemp(dir=_FOLDER)) / method
     weights = {name: weight.detach() for name, weight in head.state_dict().items()}
     trained.save(place, trained.Trained(method, settings_of(shaped), made, vocab, weights), compact=False)

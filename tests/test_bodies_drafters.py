@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mtp of three modules": ("mtp", {"modules": 3, "mlp": 48}, {"branch": 1}),
     "medusa": ("medusa", {}, {"tree": "dynamic"}),
     "medusa that reads the root": ("medusa", {"root": True}, {}),
+    "medusa that reads the token before": ("medusa", {"before": True}, {}),
     "medusa with its own rows": ("medusa", {"own_rows": True, "heads": 3}, {}),
     "parallel": ("parallel", {"block": 4}, {"nodes": 12}),
     "kangaroo": ("kangaroo", {}, {"nodes": 9, "branch": 3}),

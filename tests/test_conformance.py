@@ -121,6 +121,8 @@ CASES: dict[str, list[Any]] = {
         {"method": "medusa", "checkpoint": "head:medusa,heads=3", "nodes": 30, "min_confidence": 0.01},
         {"method": "medusa", "checkpoint": "head:medusa,heads=3,own_rows=1", "nodes": 12},
         {"method": "medusa", "checkpoint": "head:medusa,heads=3,root=1", "nodes": 12},
+        {"method": "medusa", "checkpoint": "head:medusa,heads=3,before=1", "nodes": 12},
+        {"method": "medusa", "checkpoint": "head:medusa,heads=3,before=1", "nodes": 12, "tree": "dynamic"},
         {"method": "medusa", "checkpoint": "head:medusa", "depth": 3, "nodes": 9, "draw": "sample"},
     ],
     "kangaroo": [

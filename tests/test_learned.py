@@ -104,14 +104,16 @@ def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, m
 @pytest.mark.parametrize(
     ("mode", "own_kernels", "nodes", "depth"),
     [
-        *(("none", True, 16, 8), ("int8", True, 7, 6), ("int4", True, 5, 5)),
-        *(("none", False, 16, 8), ("int8", False, 16, 8), ("int4", False, 3, 3)),
+        *(("none", "matrix unit", 16, 8), ("int8", "matrix unit", 7, 8), ("int4", "matrix unit", 5, 5)),
+        *(("none", "vectors", 16, 8), ("int8", "vectors", 6, 6), ("int4", "vectors", 5, 5)),
+        *(("none", "", 16, 8), ("int8", "", 16, 8), ("int4", "", 3, 3)),
     ],
 )
 def test_trees_have_as_many_nodes_as_rows_are_cheap(
-    mode: str, own_kernels: bool, nodes: int, depth: int, monkeypatch: pytest.MonkeyPatch
+    mode: str, own_kernels: str, nodes: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.models.decoder.digits_work", lambda: own_kernels)
+    monkeypatch.setattr("slipstream.models.decoder.digits_work", lambda: own_kernels != "")
+    monkeypatch.setattr("slipstream.models.decoder.squares_work", lambda: own_kernels == "matrix unit")
     checkpoint = random_head("eagle3")
     plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).engine.drafter.plan
     assert (plan.nodes, plan.depth) == (nodes, depth)

@@ -20,7 +20,8 @@ from slipstream.drafters.base import Wish
 from slipstream.drafters.head import Lesson
 from slipstream.drafters.learned import frame_of, make_head, settings_of
 from slipstream.drafters.levels import Growth
-from slipstream.drafters.medusa import MedusaDrafter, MedusaHead, MedusaSettings
+from slipstream.drafters.medusa import MedusaDrafter
+from slipstream.drafters.medusa_head import MedusaHead, MedusaSettings
 from slipstream.drafters.static_tree import StaticTree
 from slipstream.errors import CorruptFile, OptionError
 from slipstream.train.teacher import Teacher
@@ -65,9 +66,10 @@ def lesson(llm: LLM, head: MedusaHead, texts: Seq[Seq[int]], prompt: int) -> Les
 
 def trained_logits(llm: LLM, head: MedusaHead, text: list[int]) -> torch.Tensor:
     """[heads, draft tokens]: what the training path says at the row before the last token, the root."""
+    at, asked = slice(len(text) - 2, len(text) - 1), lesson(llm, head, [text], 1)
     with torch.no_grad():
-        hidden = head.states(lesson(llm, head, [text], 1))[0, len(text) - 2 : len(text) - 1]
-        return torch.cat([head.guess(hidden, depth) for depth in range(head.settings.heads)])
+        guesses = [head.guess(head.states(asked, depth)[0, at], depth) for depth in range(head.settings.heads)]
+    return torch.cat(guesses)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,58 @@ def test_a_depth_has_the_logits_that_training_gives_it(
     assert len(seen) > 40
     for text, logits in seen:
         assert torch.allclose(logits, trained_logits(llm, head, text)[: len(logits)], atol=1e-4)
+
+
+@pytest.mark.parametrize(("tree", "verifier"), [("static", "match"), ("dynamic", "match"), ("static", "traversal")])
+def test_a_node_has_the_logits_that_training_gives_it_behind_its_token(
+    tree: str, verifier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where heads read the token before their own: behind every node, whatever is accepted, alone and in a batch."""
+    llm = tiny_llm(verifier=verifier)
+    head = fresh(llm, heads=3, before=True)
+    llm.use(f"medusa:checkpoint={saved(llm, head)},nodes=12,branch=4,tree={tree}")
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, MedusaDrafter) and drafter.by_levels
+    seen: list[tuple[list[int], list[int], torch.Tensor]] = []
+    healthy = drafter._add_level
+
+    def recording(growth: Growth, logits: torch.Tensor, level: int) -> None:
+        for node, row in zip(range(growth.fed - len(logits), growth.fed), logits, strict=True):
+            seen.append((list(growth.sequence.tokens), growth.tree.path_tokens(node), row))
+        healthy(growth, logits, level)
+
+    monkeypatch.setattr(drafter, "_add_level", recording)
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=1.0, seed=4, max_tokens=25, ignore_eos=True))
+    assert llm.engine.draft_faults == 0 and sum(output.stats.accepted for output in outputs) > 0
+    assert {len(path) for _, path, _ in seen} == {0, 1, 2} and len(seen) > 100
+    for text, path, row in seen[:: len(seen) // 60]:
+        asked = lesson(llm, head, [text + path], 1)
+        with torch.no_grad():
+            wanted = head.guess(head.states(asked, len(path))[0, len(text) - 2], len(path))
+        assert torch.allclose(row, wanted, atol=1e-4)
+
+
+def test_the_static_tree_of_heads_that_read_the_token_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm()
+    accuracies = [[0.6, 0.2, 0.1], [0.5, 0.3, 0.1]]
+    llm.use(f"medusa:checkpoint={saved(llm, fresh(llm, heads=2, before=True), accuracies=accuracies)},nodes=5")
+    drafter, offers = llm.engine.drafter, list[TokenTree]()
+    assert isinstance(drafter, MedusaDrafter)
+    healthy = drafter._offer
+
+    def recording(growth: Growth) -> TokenTree:
+        tree = healthy(growth)
+        if len(tree) > 1:
+            offers.append(tree)
+        return tree
+
+    monkeypatch.setattr(drafter, "_offer", recording)
+    llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
+    shape = StaticTree.best(accuracies, 5, 10)
+    for tree in offers[:-2]:  # there is less room at the end
+        counts = Counter(tree.parents[1:])
+        places = {node: tuple(tree.children(tree.parents[n]).index(n) for n in tree.path(node)) for node in counts}
+        assert {places[node]: count for node, count in counts.items()} == shape.widths
 
 
 def test_nothing_is_drafted_before_a_hidden_state_is_there() -> None:
@@ -273,7 +327,7 @@ def test_the_lesson_of_a_head_is_the_row_that_speaks_of_its_token() -> None:
     head = fresh(llm, heads=3, decay=0.5)
     taught = lesson(llm, head, [[5, 6, 7, 8, 9, 10, 11], [1, 2, 3, 4]], prompt=2)
     with torch.no_grad():
-        losses, hidden = head.losses(taught), head.states(taught)
+        losses, hidden = head.losses(taught), head.states(taught, 0)
     total = 0.0
     for depth in range(3):
         missed = []
@@ -308,7 +362,7 @@ def test_accuracies_are_counted_where_the_heads_above_were_right() -> None:
     found = head.facts(taught)["accuracies"]
     right, asked = np.zeros((3, 10)), np.zeros(3)
     for text in texts:
-        hidden = head.states(lesson(llm, head, [text], 1))[0]
+        hidden = head.states(lesson(llm, head, [text], 1), 0)[0]
         for row in range(len(text) - 22, len(text) - 2):  # the root is in the answer, or the last of the prompt
             for depth in range(3):
                 if row + depth + 2 >= len(text):
@@ -371,7 +425,7 @@ def test_a_new_head_says_what_the_target_says_of_the_root() -> None:
     torch.nn.init.zeros_(head.leave)
     taught = lesson(llm, head, [[5, 6, 7, 8, 9]], 1)
     with torch.no_grad():
-        said = torch.softmax(head.guess(head.states(taught)[0], 1), -1)
+        said = torch.softmax(head.guess(head.states(taught, 1)[0], 1), -1)
     assert torch.allclose(said[:4], taught.probabilities[0, :4], atol=1e-4)
 
 

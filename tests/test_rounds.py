@@ -30,6 +30,8 @@ TREES: dict[str, dict[str, Any]] = {
 }
 CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES if name != "medusa"}
 CASES = [(name, options) for group in (TREES, CHAINS) for name, options in group.items()]
+CASES.append(("medusa before", TREES["medusa"]))
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {"medusa before": ("medusa", {"before": True, "stirred": 0.2})}
 
 
 def asked(count: int = 5, longest: int = 200) -> list[list[int]]:
@@ -39,7 +41,8 @@ def asked(count: int = 5, longest: int = 200) -> list[list[int]]:
 
 def drafting_llm(name: str, options: dict[str, Any], **engine: Any) -> LLM:
     llm = tiny_llm(**{"context": 300, "characters": True, **engine})
-    llm.use({"method": name, "checkpoint": str(random_head(name)), **options})
+    method, settings = HEADS.get(name, (name, {}))
+    llm.use({"method": method, "checkpoint": str(random_head(method, **settings)), **options})
     return llm
 
 

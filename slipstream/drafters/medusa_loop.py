@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,8 +29,9 @@ class StaticDraft(DeviceDraft):
         self.ranks: list[int] = []  # of the nodes below the root
         self.depths = [0]
         for parent, rank, _ in shape.nodes:
+            # Behind a token of its own every node has other choices, and takes them in their order.
+            self.ranks.append(self.parents[1:].count(parent) if drafter.by_levels else rank)
             self.parents.append(parent)
-            self.ranks.append(rank)
             self.depths.append(self.depths[parent] + 1)
         self.nodes = len(self.ranks)
         self.depth = max(self.depths)
@@ -39,6 +41,23 @@ class StaticDraft(DeviceDraft):
 
     def loop(self, lanes: Lanes) -> StaticLoop:
         return StaticLoop(self._drafter, self, lanes)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Nodes of one depth that have children, these, and which of all choices behind the parents each of them is."""
+
+    parents: torch.Tensor
+    children: torch.Tensor
+    choices: torch.Tensor
+
+    @staticmethod
+    def of(draft: StaticDraft, depth: int, device: str) -> _Level:
+        """That of a shape."""
+        children = [node for node in range(1, len(draft.parents)) if draft.depths[node] == depth + 1]
+        parents = sorted({draft.parents[node] for node in children})
+        choices = [parents.index(draft.parents[node]) * RANKS + draft.ranks[node - 1] for node in children]
+        return _Level(*(torch.tensor(numbers, device=device) for numbers in (parents, children, choices)))
 
 
 class StaticLoop(DeviceLoop):
@@ -53,6 +72,7 @@ class StaticLoop(DeviceLoop):
         levels = torch.tensor(draft.depths[1:], device=device) - 1
         self._choices = levels * RANKS + torch.tensor(draft.ranks, device=device)  # of the nodes
         self._levels = torch.arange(draft.depth, device=device)
+        self._followed = [_Level.of(draft, depth, device) for depth in range(draft.depth)] if drafter.by_levels else []
 
     def fill(self, sequences: Seq[Sequence]) -> None:
         hidden = [self._drafter.hidden_of(sequence) for sequence in sequences]
@@ -60,18 +80,34 @@ class StaticLoop(DeviceLoop):
 
     def draft(self, sampled: bool) -> None:
         lanes, drafter, levels = self.lanes, self._drafter, len(self._levels)
+        for depth, level in enumerate(self._followed):
+            self._follow(depth, level, sampled)
+        if self._followed:
+            return
         logits = drafter.guesses(self._hidden, lanes.tokens[:, 0], levels).flatten(0, 1)
-        warmth = self._warmth() if sampled else None
-        _, indices = forest.likeliest(logits, min(RANKS, logits.shape[1]), warmth)
-        choices = torch.nn.functional.pad(indices, (0, RANKS - indices.shape[1])).view(lanes.size, levels * RANKS)
-        lanes.tokens[:, 1:] = drafter.vocab[choices[:, self._choices]]
+        lanes.tokens[:, 1:] = self._chosen(logits, self._levels, sampled)[:, self._choices]
 
-    def _warmth(self) -> forest.Warmth:
-        """The target's noise of every level's position."""
-        lanes, levels = self.lanes, len(self._levels)
-        positions = (lanes.slots[:, None] + 1 + self._levels).flatten()
-        keys = noise.fold(noise.fold(lanes.stems.repeat_interleave(levels, 1), positions), noise.MATCH)
-        return forest.Warmth(lanes.temperatures.repeat_interleave(levels), keys, self._drafter.vocab)
+    def _follow(self, depth: int, level: _Level, sampled: bool) -> None:
+        """Choose the children of the nodes of one depth."""
+        lanes, parents = self.lanes, level.parents
+        hidden = self._hidden.repeat_interleave(len(parents), 0)
+        logits = self._drafter.followed(hidden, lanes.tokens[:, parents].flatten(), depth)
+        chosen = self._chosen(logits, torch.full_like(parents, depth), sampled)
+        lanes.tokens[:, level.children] = chosen[:, level.choices]
+
+    def _chosen(self, logits: torch.Tensor, depths: torch.Tensor, sampled: bool) -> torch.Tensor:
+        """The likeliest tokens for rows of logits, of so many depths for each lane, [lanes, depths * RANKS]."""
+        warmth = self._warmth(depths) if sampled else None
+        _, indices = forest.likeliest(logits, min(RANKS, logits.shape[1]), warmth)
+        choices = torch.nn.functional.pad(indices, (0, RANKS - indices.shape[1]))
+        return self._drafter.vocab[choices.view(self.lanes.size, len(depths) * RANKS)]
+
+    def _warmth(self, depths: torch.Tensor) -> forest.Warmth:
+        """The target's noise of the positions of these depths."""
+        lanes, count = self.lanes, len(depths)
+        positions = (lanes.slots[:, None] + 1 + depths).flatten()
+        keys = noise.fold(noise.fold(lanes.stems.repeat_interleave(count, 1), positions), noise.MATCH)
+        return forest.Warmth(lanes.temperatures.repeat_interleave(count), keys, self._drafter.vocab)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
         last = path_rows(path, self.lanes.nodes).gather(1, accepted[:, None])[:, 0]

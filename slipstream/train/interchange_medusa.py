@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from slipstream.drafters.learned import settings_of
-from slipstream.drafters.medusa import MedusaDrafter, MedusaSettings
+from slipstream.drafters.medusa import MedusaDrafter
+from slipstream.drafters.medusa_head import MedusaSettings
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import CorruptFile, DraftMismatch, OptionError
 from slipstream.train.foreign import Foreign
