@@ -44,5 +44,5 @@ def random_head(method: str, seed: int = 0, vocabulary: int = 61, stirred: float
                 weight.add_(stirred * torch.randn_like(weight))
     place = Path(tempfile.mkdtemp(dir=_FOLDER)) / method
     weights = {name: weight.detach() for name, weight in head.state_dict().items()}
-    trained.save(place, trained.Trained(method, settings_of(shaped), made, vocab, weights), compact=False)
+    trained.save(place, trained.Trained(method, settings_of(shaped), made, vocab, weights))
     return place

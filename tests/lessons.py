@@ -51,7 +51,7 @@ def saved(llm: LLM, method: str, head: Head, settings: dict[str, Any]) -> Path:
     place = Path(tempfile.mkdtemp(dir=_FOLDER)) / method
     weights = {name: weight.detach().clone() for name, weight in head.state_dict().items()}
     made = trained.Trained(method, settings, made_for(llm)[1], head.frame.vocab, weights)
-    trained.save(place, made, compact=False)
+    trained.save(place, made)
     return place
 
 

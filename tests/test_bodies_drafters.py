@@ -77,7 +77,7 @@ def decoded(
     llm: LLM, place: Path, drafter: trained.Trained, options: dict[str, Any], texts: list[list[int]]
 ) -> tuple[list[list[int]], list[TokenTree], tuple[int, int]]:
     """What is said, greedily and drawn, every proposal on the way, and (steps, accepted)."""
-    trained.save(place, drafter, compact=False)
+    trained.save(place, drafter)
     llm.use({"method": drafter.method, "checkpoint": str(place), **options})
     proposals: list[TokenTree] = []
     propose: Callable[[Any], list[TokenTree]] = llm.engine.drafter.propose

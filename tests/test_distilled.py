@@ -222,7 +222,7 @@ def test_a_model_that_is_named_goes_first_and_the_trained_one_is_found(
     fingerprint = llm.engine.drafter.target.fingerprint
     with pytest.raises(OptionError, match=rf"no draft_model drafter.*{fingerprint}.*train draft_model.*model=PATH"):
         llm.use("draft_model")
-    trained.save(trained.directory("draft_model", fingerprint), trained.load(Path(taught[1])), compact=True)
+    trained.save(trained.directory("draft_model", fingerprint), trained.load(Path(taught[1])), bits=8)
     llm.use("draft_model")
     assert isinstance(llm.engine.drafter, DistilledDrafter)
     assert (llm.engine.drafter.plan.depth, llm.engine.drafter.plan.nodes) == (5, 5)

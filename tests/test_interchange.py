@@ -131,7 +131,7 @@ def test_a_head_from_elsewhere_gives_every_node_the_logits_that_it_gives_there(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, weights, ids, flags = CASES[case]
-    trained.save(tmp_path / "head", brought(folder(config, weights)), compact=False)
+    trained.save(tmp_path / "head", brought(folder(config, weights)))
     llm = target_llm(f"eagle3:checkpoint={tmp_path / 'head'},depth=4,nodes=12,branch=3")
     drafter = llm.engine.drafter
     assert isinstance(drafter, Eagle3Drafter)
@@ -159,7 +159,7 @@ def test_a_head_from_elsewhere_gives_every_node_the_logits_that_it_gives_there(
 def test_speculators_to_ours_and_back_is_the_same_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     config = speculators_config(norm_before_fc=True)
     weights = eagle_weights(norm_before_fc=True, dtype=dtype)
-    trained.save(tmp_path / "ours", brought(folder(config, weights)), compact=False)
+    trained.save(tmp_path / "ours", brought(folder(config, weights)))
     write_foreign(tmp_path / "theirs", taken(load_for("speculators", tmp_path / "ours")))
     back = read_foreign(tmp_path / "theirs")
     assert back.weights.keys() == weights.keys()
@@ -212,7 +212,7 @@ def test_a_head_of_ours_drafts_the_same_after_a_journey(tmp_path: Path) -> None:
         assert torch.equal(back.weights[name], weight), name
     drafted = []
     for number, checkpoint in enumerate((ours, back)):
-        trained.save(tmp_path / str(number), checkpoint, compact=False)
+        trained.save(tmp_path / str(number), checkpoint)
         llm = target_llm(f"eagle3:checkpoint={tmp_path / str(number)}")
         (output,) = llm.generate([[7, 8, 9]], SamplingParams(temperature=1.0, seed=2, max_tokens=40, ignore_eos=True))
         drafted.append((output.token_ids, output.stats.drafted, output.stats.accepted_by_depth))

@@ -48,7 +48,7 @@ def test_heads_from_elsewhere_give_the_logits_that_they_give_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = medusa_weights()
-    trained.save(tmp_path / "heads", brought(folder(PUBLISHED, weights, pickled="medusa_lm_head.pt")), compact=False)
+    trained.save(tmp_path / "heads", brought(folder(PUBLISHED, weights, pickled="medusa_lm_head.pt")))
     llm = target_llm(f"medusa:checkpoint={tmp_path / 'heads'},tree=dynamic")
     drafter = llm.engine.drafter
     assert isinstance(drafter, MedusaDrafter)
@@ -74,7 +74,7 @@ def test_heads_from_elsewhere_give_the_logits_that_they_give_there(
 
 def test_published_heads_reach_vllm_and_come_back_bit_for_bit(tmp_path: Path) -> None:
     weights = medusa_weights()
-    trained.save(tmp_path / "ours", brought(folder(PUBLISHED, weights)), compact=False)
+    trained.save(tmp_path / "ours", brought(folder(PUBLISHED, weights)))
     foreign = taken(load_for("vllm-medusa", tmp_path / "ours"))
     wanted = vllm_names(weights)
     assert foreign.weights.keys() == wanted.keys()

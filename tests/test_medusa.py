@@ -51,7 +51,7 @@ def saved(llm: LLM, head: MedusaHead, **figures: Any) -> str:
     weights = {name: weight.detach() for name, weight in head.state_dict().items()}
     made, settings = made_for(llm)[1], settings_of(head.settings)
     kept = trained.Trained("medusa", settings, made, head.frame.vocab, weights, figures=figures)
-    trained.save(place, kept, compact=False)
+    trained.save(place, kept)
     return str(place)
 
 

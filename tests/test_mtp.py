@@ -196,7 +196,7 @@ def test_training_makes_its_guesses_right(modules: int, tmp_path: Path) -> None:
     def tokens_per_step() -> float:
         weights = {name: weight.detach().clone() for name, weight in head.state_dict().items()}
         place = tmp_path / "mtp"
-        trained.save(place, trained.Trained("mtp", settings_of(settings), made, vocab, weights), compact=True)
+        trained.save(place, trained.Trained("mtp", settings_of(settings), made, vocab, weights), bits=8)
         llm.use({"method": "mtp", "checkpoint": str(place), "depth": 4, "branch": 1})
         outputs = llm.generate(prompts, greedy)
         assert [output.token_ids for output in outputs] == answers

@@ -52,7 +52,7 @@ def lesson_of(llm: LLM, head: ParallelHead, texts: list[list[int]], prompt: int 
 def changed(place: Path, weights: dict[str, torch.Tensor]) -> Path:
     """The same checkpoint with other weights."""
     other = Path(tempfile.mkdtemp(dir=place.parent)) / "parallel"
-    trained.save(other, replace(trained.load(place), weights=weights), compact=False)
+    trained.save(other, replace(trained.load(place), weights=weights))
     return other
 
 

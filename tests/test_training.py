@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import trained
+from slipstream.drafters import stored, trained
 from slipstream.drafters.learned import LearnedDrafter
 from slipstream.drafters.registry import drafter_class
 from slipstream.drafters.trained import Trained
@@ -124,18 +124,19 @@ def test_the_page_of_the_report_stands_alone(done: tuple[Path, Trained]) -> None
 
 
 def test_smaller_storage_is_taken_only_where_it_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = trained._packed
+    packed = stored.packed
 
-    def coarse(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def coarse(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tensor]:
+        """Whatever is smaller than bfloat16 has signs alone."""
         return {
-            name: weight.sign() if weight.dtype == torch.int8 else weight for name, weight in packed(weights).items()
+            name: weight.sign() if weight.dtype == torch.int8 else weight for name, weight in packed(weights, 8).items()
         }
 
-    monkeypatch.setattr(trained, "_packed", coarse)
+    monkeypatch.setattr(trained, "packed", coarse)
     course = {"steps": 40, "evaluate": 40, "prompts": 8, "answer": 24}
     _, drafter = train(order("eagle3", tmp_path / "drafter", course), QUIET)
-    stored = drafter.figures["stored"]
-    assert stored["int8"] < 0.99 * stored["float32"]
+    found = drafter.figures["stored"]
+    assert found["6 bits"] == found["int8"] < 0.99 * found["float32"]
     assert drafter.figures["stored_as"] in ("bfloat16", "float32")
 
 

@@ -116,7 +116,7 @@ def _widened(llm: LLM, body: bodies.BodyCheckpoint, names: list[str], folder: Pa
         place = Path(directory) if directory else trained.find(name, body.source_fingerprint)
         assert place is not None, f"no {name} drafter for {body.source.name}"
         wide = widened(trained.load(place), body, llm.model.fingerprint)
-        trained.save(folder / name, wide, compact=False)
+        trained.save(folder / name, wide)
         found[name] = f"{name}:checkpoint={folder / name}"
     return found
 

@@ -36,7 +36,7 @@ def import_(
     target, name = _target(model)
     checkpoint = import_drafter(foreign, target, name)
     try:
-        trained.save(place, checkpoint, compact=False)
+        trained.save(place, checkpoint)
     except OSError as error:
         raise OptionError(f"cannot write {str(place)!r}: {error.strerror or error}") from None
     say(f"{place}: {checkpoint.method}, {len(checkpoint.vocab):,} draft tokens, {mebibytes(_size(place))}")

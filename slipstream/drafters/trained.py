@@ -2,7 +2,7 @@
 
 `drafter.json` says what it is (format version, method, settings, the target it was trained for, how it was made and
 what it measured); `weights.safetensors` holds the weights, and `vocab`, the target's ids of the draft tokens. Matrices
-may be stored as int8 with a scale per row, half of bfloat16; the trainer compares both with float32 by decoding.
+may be stored in few bits (`stored.py`); the trainer compares that with float32 by decoding.
 
 Those that come with the package lie beside this module, a user's own in the cache or wherever `model=` points. A user's
 own goes first.
@@ -22,13 +22,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from slipstream.drafters.stored import packed, unpacked
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError
 from slipstream.folders import cache_directory
 from slipstream.models.config import ModelConfig
 
 FORMAT, VERSION = "slipstream-drafter", 1
 DESCRIPTION, WEIGHTS = "drafter.json", "weights.safetensors"
-_SCALE = "::scale"  # a matrix stored as int8 has its rows' scales under its name and this
 _SHIPPED = Path(__file__).parent / "shipped"
 
 
@@ -108,7 +108,7 @@ def load(place: Path) -> Trained:
             settings=dict(description["settings"]),
             target=Made(**description["target"]),
             vocab=vocab,
-            weights=_unpacked(stored),
+            weights=unpacked(stored),
             provenance=dict(description.get("provenance", {})),
             figures=dict(description.get("figures", {})),
         )
@@ -131,9 +131,9 @@ def _description(place: Path) -> dict[str, Any]:
     return description
 
 
-def save(place: Path, trained: Trained, *, compact: bool, files: Mapping[str, str] | None = None) -> None:
-    """Write a checkpoint, all or nothing. `compact`: matrices as int8 rows and the rest as bfloat16. `files`: texts to
-    lie beside it, by name.
+def save(place: Path, trained: Trained, *, bits: int | None = None, files: Mapping[str, str] | None = None) -> None:
+    """Write a checkpoint, all or nothing. `bits`: 6 or 8 for matrices, and the rest as bfloat16; none: as they are.
+    `files`: texts to lie beside it, by name.
     """
     description = {
         "format": FORMAT,
@@ -145,7 +145,7 @@ def save(place: Path, trained: Trained, *, compact: bool, files: Mapping[str, st
         "provenance": trained.provenance,
         "figures": trained.figures,
     }
-    stored = _packed(trained.weights) if compact else dict(trained.weights)
+    stored = dict(trained.weights) if bits is None else packed(trained.weights, bits)
     stored["vocab"] = trained.vocab.to(torch.int32)
     partial = place.with_name(f".{place.name}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
@@ -180,26 +180,3 @@ def _replace(place: Path, partial: Path) -> None:
             old.rename(place)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    stored: dict[str, torch.Tensor] = {}
-    for name, weight in weights.items():
-        if weight.ndim != 2:
-            stored[name] = weight.to(torch.bfloat16)
-            continue
-        weight = weight.float()
-        scale = weight.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127.0
-        stored[name] = (weight / scale).round().to(torch.int8)
-        stored[name + _SCALE] = scale[:, 0]
-    return stored
-
-
-def _unpacked(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = {}
-    for name, weight in stored.items():
-        if name.endswith(_SCALE):
-            continue
-        scale = stored.get(name + _SCALE)
-        weights[name] = weight.float() if scale is None else weight.float() * scale[:, None]
-    return weights

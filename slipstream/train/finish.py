@@ -31,18 +31,19 @@ class _Form:
 
     name: str
     dtype: torch.dtype
-    compact: bool
+    bits: int | None = None
 
     def save(self, place: Path, drafter: Trained, files: Mapping[str, str] | None = None) -> None:
         weights = {name: weight.to(self.dtype) for name, weight in drafter.weights.items()}
-        trained.save(place, replace(drafter, weights=weights), compact=self.compact, files=files)
+        trained.save(place, replace(drafter, weights=weights), bits=self.bits, files=files)
 
 
 # Smallest first.
 FORMS = (
-    _Form("int8", torch.float32, compact=True),
-    _Form("bfloat16", torch.bfloat16, compact=False),
-    _Form("float32", torch.float32, compact=False),
+    _Form("6 bits", torch.float32, bits=6),
+    _Form("int8", torch.float32, bits=8),
+    _Form("bfloat16", torch.bfloat16),
+    _Form("float32", torch.float32),
 )
 
 
@@ -50,7 +51,7 @@ def mark_weights(drafter: Trained, weights: Tensors, examiner: Examiner) -> Mark
     """Examine weights in the middle of a training, as they are."""
     with tempfile.TemporaryDirectory(prefix="slipstream-train-") as folder:
         place = Path(folder) / drafter.method
-        trained.save(place, replace(drafter, weights=weights), compact=False)
+        trained.save(place, replace(drafter, weights=weights))
         return examiner.mark(place)
 
 

@@ -1,0 +1,66 @@
+"""Weights of a trained drafter as a file has them: matrices as whole numbers of 6 or 8 bits with a scale for each row.
+
+Six bits cost the heads that come with the package nothing (see docs/training.md), and four codes fit into three bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SCALE = "::scale"  # a matrix stored as whole numbers has its rows' scales under its name and this
+SIX = "::six"  # and its codes, where they have 6 bits, under its name and this
+_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+_OFFSET = 32  # added to codes of 6 bits, which then have no sign
+
+
+def packed(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tensor]:
+    """Matrices in 6 or 8 bits (always 8 where a row is no multiple of four), everything else as bfloat16."""
+    stored: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        if weight.ndim != 2:
+            stored[name] = weight.to(torch.bfloat16)
+            continue
+        weight, six = weight.float(), bits == 6 and weight.shape[1] % 4 == 0
+        codes, scale = _coded(weight, 31, _SHARES) if six else _coded(weight, 127, (1.0,))
+        stored[name + SIX if six else name] = _squeezed(codes) if six else codes.to(torch.int8)
+        stored[name + SCALE] = scale[:, 0]
+    return stored
+
+
+def _coded(weight: torch.Tensor, levels: int, shares: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes from -levels to levels, and scales [rows, 1] that leave the least error, of those that stand for a share of
+    a row's largest number: with few codes it may pay to cut off the largest ones.
+    """
+    largest = weight.abs().amax(1, keepdim=True).clamp_min(1e-12)
+    scales = [largest * share / levels for share in shares]
+    choices = [(weight / scale).round().clamp(-levels, levels) for scale in scales]
+    errors = [(codes * scale - weight).square().sum(1) for codes, scale in zip(choices, scales, strict=True)]
+    rows, best = torch.arange(len(weight)), torch.stack(errors).argmin(0)
+    return torch.stack(choices)[best, rows], torch.stack(scales)[best, rows]
+
+
+def unpacked(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights in float32."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, weight in stored.items():
+        if name.endswith(SCALE):
+            continue
+        if name.endswith(SIX):
+            name, weight = name.removesuffix(SIX), _spread(weight)
+        scale = stored.get(name + SCALE)
+        weights[name] = weight.float() if scale is None else weight.float() * scale[:, None]
+    return weights
+
+
+def _squeezed(codes: torch.Tensor) -> torch.Tensor:
+    """Whole numbers from -31 to 31, [rows, columns] -> bytes [rows, 3/4 of the columns]."""
+    fours: torch.Tensor = (codes + _OFFSET).to(torch.int32).unflatten(1, (-1, 4))
+    joined = (fours << torch.tensor([0, 6, 12, 18])).sum(2, keepdim=True)
+    return ((joined >> torch.tensor([0, 8, 16])) & 255).to(torch.uint8).flatten(1)
+
+
+def _spread(content: torch.Tensor) -> torch.Tensor:
+    """The other way round."""
+    threes: torch.Tensor = content.to(torch.int32).unflatten(1, (-1, 3))
+    joined = (threes << torch.tensor([0, 8, 16])).sum(2, keepdim=True)
+    return (((joined >> torch.tensor([0, 6, 12, 18])) & 63) - _OFFSET).flatten(1)
