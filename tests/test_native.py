@@ -25,7 +25,7 @@ from slipstream.models.native_rows import NativeRows
 from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.models.rope import RopeTable
 from slipstream.native import compiler, kernels, matrix_unit
-from slipstream.native.linear import DigitLinear, FloatLinear, NibbleLinear
+from slipstream.native.linear import DigitLinear, FloatLinear, NativeLinear, NibbleLinear
 from slipstream.native.machine import Machine, machine
 from slipstream.native.shape import GROUP, Shape
 from slipstream.native.small import RootMean, likeliest
@@ -113,6 +113,22 @@ def test_a_matrix_unit_that_is_forbidden_is_left_alone(tmp_path: Path, monkeypat
     killed.write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     monkeypatch.setattr(matrix_unit.trial, "__file__", str(killed))
     assert not matrix_unit.matrix_unit_works()
+
+
+@pytest.mark.parametrize("kind", ["float", "8 bits", "4 bits"])
+def test_pairing_gates_and_values_changes_no_result(kind: str) -> None:
+    if kind != "float" and not digits_work():
+        pytest.skip("no instruction for 8-bit products")
+    make = {"float": FloatLinear, "8 bits": int8_linear, "4 bits": int4_linear}[kind]
+    generator = torch.Generator().manual_seed(5)
+    product = make(torch.randn(192, 96, generator=generator), torch.randn(192, generator=generator))
+    x = torch.randn(11, 96, generator=generator)
+    before = product(x)
+    assert isinstance(product, NativeLinear) and product.can_pair
+    for _ in range(2):  # once is enough
+        product.pair()
+        assert torch.equal(product(x), before)
+    assert not FloatLinear(torch.randn(50, 96)).can_pair
 
 
 @needs_digits
