@@ -14,6 +14,8 @@ from tests.checkpoints import assert_same_weights
 Q = gguf.GGMLQuantizationType
 WIDTH, MIDDLE, VOCABULARY, HEADS, KV_HEADS, HEAD_DIM = 256, 512, 32, 4, 2, 64
 
+HALVES = {Q.Q3_K: (108,), Q.Q4_K: (0, 2), Q.Q5_K: (0, 2), Q.Q6_K: (208,)}  # where blocks have float16 numbers
+
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows in the order of a "llama" GGUF: dimension i of a head beside dimension i + half."""
@@ -23,9 +25,11 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def quantised(weight: np.ndarray, kind: Q) -> np.ndarray:
-    if kind == Q.Q4_K:  # the package cannot make these; any bytes are one, if the two scales are sane
-        blocks = np.random.default_rng(weight.size).integers(0, 256, (weight.size // 256, 144), dtype=np.uint8)
-        blocks[:, :4] = np.full(2, 0.01, np.float16).view(np.uint8)
+    if kind in HALVES:  # the package cannot make these; any bytes are one, if the scales of all are sane
+        size = gguf.GGML_QUANT_SIZES[kind][1]
+        blocks = np.random.default_rng(weight.size).integers(0, 256, (weight.size // 256, size), dtype=np.uint8)
+        for place in HALVES[kind]:
+            blocks[:, place : place + 2] = np.full(1, 0.01, np.float16).view(np.uint8)
         return blocks.reshape(*weight.shape[:-1], -1)
     return gguf.quants.quantize(weight, kind)
 

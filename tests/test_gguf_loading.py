@@ -35,7 +35,7 @@ from tests.gguf_files import (
     write_dense,
 )
 
-KINDS = [Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q4_K]
+KINDS = [Q.F32, Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -180,7 +180,7 @@ def test_a_gguf_quantisation_nobody_decodes(kind: int, word: str, tmp_path: Path
 
 
 def test_a_gguf_that_needs_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_dense(tmp_path / "x.gguf", kind=Q.Q4_K).close()
+    path = write_dense(tmp_path / "x.gguf", kind=Q.Q3_K).close()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with refused(UnsupportedModel, "pip install gguf"):
         open_checkpoint(path)
