@@ -113,6 +113,9 @@ def test_a_matrix_unit_that_is_forbidden_is_left_alone(tmp_path: Path, monkeypat
     killed.write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     monkeypatch.setattr(matrix_unit.trial, "__file__", str(killed))
     assert not matrix_unit.matrix_unit_works()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no interpreter"))
+    assert not matrix_unit.matrix_unit_works()
 
 
 @pytest.mark.parametrize("kind", ["float", "8 bits", "4 bits"])

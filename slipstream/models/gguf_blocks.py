@@ -16,6 +16,7 @@ import torch
 
 from slipstream.errors import UnsupportedModel
 from slipstream.models import gguf_super_blocks as super_blocks
+from slipstream.models.gguf_super_blocks import half_at
 
 BLOCK = 32
 # Weights decoded at a time: a step's temporaries (a few MB) should stay in the processor's cache.
@@ -37,11 +38,6 @@ class BlockFormat:
     def row_bytes(self, count: int) -> int | None:
         """Bytes of a row of `count` weights; None if the row does not divide into blocks."""
         return None if count % self.weights else count // self.weights * self.size
-
-
-def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """The float16 at byte `start` of each block, as float32 [n, 1]."""
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
 
 
 def _fifth_bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -66,26 +62,26 @@ def _in_halves(out: torch.Tensor) -> torch.Tensor:
 
 
 def _q4_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    torch.mul(_nibbles(blocks, 2).view(torch.int8) - 8, _half(blocks, 0)[:, :, None], out=_in_halves(out))
+    torch.mul(_nibbles(blocks, 2).view(torch.int8) - 8, half_at(blocks, 0)[:, :, None], out=_in_halves(out))
 
 
 def _q4_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    torch.mul(_nibbles(blocks, 4), _half(blocks, 0)[:, :, None], out=_in_halves(out))
-    out += _half(blocks, 2)
+    torch.mul(_nibbles(blocks, 4), half_at(blocks, 0)[:, :, None], out=_in_halves(out))
+    out += half_at(blocks, 2)
 
 
 def _q5_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
     codes = (_nibbles(blocks, 6) | _fifth_bits(blocks, 2)).view(torch.int8) - 16
-    torch.mul(codes, _half(blocks, 0)[:, :, None], out=_in_halves(out))
+    torch.mul(codes, half_at(blocks, 0)[:, :, None], out=_in_halves(out))
 
 
 def _q5_1(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    torch.mul(_nibbles(blocks, 8) | _fifth_bits(blocks, 4), _half(blocks, 0)[:, :, None], out=_in_halves(out))
-    out += _half(blocks, 2)
+    torch.mul(_nibbles(blocks, 8) | _fifth_bits(blocks, 4), half_at(blocks, 0)[:, :, None], out=_in_halves(out))
+    out += half_at(blocks, 2)
 
 
 def _q8_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    torch.mul(blocks[:, 2:].view(torch.int8), _half(blocks, 0), out=out)
+    torch.mul(blocks[:, 2:].view(torch.int8), half_at(blocks, 0), out=out)
 
 
 OWN_FORMATS = {

@@ -10,6 +10,11 @@ import torch
 WEIGHTS = 256
 
 
+def half_at(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The float16 at byte `start` of each block, as float32 [n, 1]."""
+    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+
+
 def q4_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
     """[n, 144] bytes: two float16, scales and offsets of eight parts, then low halves of bytes before high ones."""
     _with_offsets(blocks, _halves(blocks[:, 16:144], 32), out)
@@ -27,7 +32,7 @@ def q6_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
     places = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     high = (blocks[:, 128:192].unflatten(1, (2, 1, 32)) >> places) & 3  # [n, 2, 4, 32]
     codes = (low.reshape(-1, 16, 16) | (high.reshape(-1, 16, 16) << 4)).view(torch.int8) - 32
-    scales = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8)
+    scales = half_at(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8)
     torch.mul(codes, scales[:, :, None], out=out.view(-1, 16, 16))
 
 
@@ -39,16 +44,11 @@ def _with_offsets(blocks: torch.Tensor, codes: torch.Tensor, out: torch.Tensor) 
     scales = torch.cat([first & 63, (rest & 15) | ((first >> 2) & 48)], 1)
     offsets = torch.cat([second & 63, (rest >> 4) | ((second >> 2) & 48)], 1)
     parts = out.view(-1, 8, 32)
-    torch.mul(codes, (_half(blocks, 0) * scales)[:, :, None], out=parts)
-    parts -= (_half(blocks, 2) * offsets)[:, :, None]
+    torch.mul(codes, (half_at(blocks, 0) * scales)[:, :, None], out=parts)
+    parts -= (half_at(blocks, 2) * offsets)[:, :, None]
 
 
 def _halves(content: torch.Tensor, run: int) -> torch.Tensor:
     """Bytes [n, count] -> [n, 2 * count / run, run]: of each run of bytes all low halves, then all high ones."""
     runs = content.unflatten(1, (-1, 1, run))
     return torch.cat([runs & 15, runs >> 4], 2).flatten(1, 2)
-
-
-def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """The float16 at byte `start` of each block, as float32 [n, 1]."""
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
