@@ -79,13 +79,13 @@ def _hardware() -> dict[str, dict[str, Any]]:
 
 def _own_kernels() -> str:
     from slipstream.models.linear import native_works
-    from slipstream.native.machine import machine
+    from slipstream.native.machine import machine, squares
 
     found = machine()
     if found is None or not native_works():
         return "no"
     digits = f"{'with' if found.digits else 'without'} 8-bit and 4-bit products"
-    return f"vectors of {found.lanes} floats, {digits}{', with the matrix unit' if found.squares else ''}"
+    return f"vectors of {found.lanes} floats, {digits}{', with the matrix unit' if squares() else ''}"
 
 
 def cpu_model() -> str:

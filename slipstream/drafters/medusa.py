@@ -76,11 +76,12 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             return weight.detach().to(device, dtype)
 
         self._heads, self._root, self.by_levels = heads, head.settings.root, head.settings.before
-        enter = zip(*(ready(part).chunk(heads) for part in (head.enter.weight, head.enter.bias)), strict=True)
+        weight, bias = ready(head.enter.weight), ready(head.enter.bias)
         if self.by_levels:
-            self._enters = [make_draft_linear(*parts) for parts in enter]
+            parts = zip(weight.chunk(heads), bias.chunk(heads), strict=True)
+            self._enters = [make_draft_linear(*part) for part in parts]
         else:
-            self._enter = make_draft_linear(ready(head.enter.weight), ready(head.enter.bias))
+            self._enter = make_draft_linear(weight, bias)
         own = head.rows.chunk(heads) if head.settings.own_rows else ()
         self._own = [make_draft_linear(ready(rows)) for rows in own]
         if not own:

@@ -218,10 +218,9 @@ def digits_work() -> bool:
 
 def squares_work() -> bool:
     """Whether 8-bit products of several rows take the processor's matrix unit."""
-    from slipstream.native.machine import machine
+    from slipstream.native.machine import squares
 
-    found = machine()
-    return digits_work() and found is not None and found.squares
+    return digits_work() and squares()
 
 
 def packing_works() -> bool:

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from slipstream.native.compiler import Library, library
-from slipstream.native.machine import Machine, machine
+from slipstream.native.machine import Machine, machine, squares
 from slipstream.native.shape import Shape
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def digits() -> Library:
     """For 8-bit weights, where there is the instruction for them: `pack`, `digit_product`, and `cut`, with a twin
     `cut_normed` that norms first.
     """
-    return library(f"digits {here()!r}", functools.partial(_digits, here()))
+    by_squares = squares()
+    return library(f"digits {here()!r} {by_squares}", functools.partial(_digits, by_squares))
 
 
 @functools.cache
@@ -70,7 +71,7 @@ def _products(machine: Machine, module: ir.Module) -> None:
     add_norm(module, "norm", machine.lanes)
 
 
-def _digits(machine: Machine, module: ir.Module) -> None:
+def _digits(by_squares: bool, module: ir.Module) -> None:
     from slipstream.native.digits import add_cut, add_product
     from slipstream.native.packing import add_pack
     from slipstream.native.squares import add_choice
@@ -78,7 +79,7 @@ def _digits(machine: Machine, module: ir.Module) -> None:
     add_pack(module, "pack")
     for twin, ending in _endings():
         name = f"digit_product{twin}"
-        if machine.squares:
+        if by_squares:
             add_choice(module, name, add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending)
         else:
             add_product(module, name, DIGIT_ROWS, ending)

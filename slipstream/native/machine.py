@@ -15,14 +15,11 @@ TEAM = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_thre
 
 @dataclass(frozen=True)
 class Machine:
-    """Vectors of so many floats, tiles of so many rows, and whether there is an instruction for 8-bit products, and a
-    unit for whole matrices of them.
-    """
+    """Vectors of so many floats, tiles of so many rows, and whether there is an instruction for 8-bit products."""
 
     lanes: int
     tile_rows: int
     digits: bool
-    squares: bool = False
 
 
 @functools.cache
@@ -40,12 +37,22 @@ def machine() -> Machine | None:
         return None
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
-        digits = bool(features.get("avx512vnni"))
-        squares = digits and bool(features.get("amx-int8") and features.get("amx-tile")) and matrix_unit_works()
-        return Machine(16, 8, digits, squares)
+        return Machine(16, 8, bool(features.get("avx512vnni")))
     if features.get("avx2") and features.get("fma"):
         return Machine(8, 5, digits=False)
     return Machine(4, 8, digits=False) if features.get("neon") else None
+
+
+@functools.cache
+def squares() -> bool:
+    """Whether there is a unit for whole matrices of bytes. Finding out takes a process: only 8-bit products ask."""
+    found = machine()
+    if found is None or not found.digits:
+        return False
+    from llvmlite import binding
+
+    features = binding.get_host_cpu_features()
+    return bool(features.get("amx-int8") and features.get("amx-tile")) and matrix_unit_works()
 
 
 def threads() -> int:
