@@ -34,6 +34,7 @@ from tests.tables import (
 )
 
 PASSES = 1e-4
+ENOUGH = 20_000  # answers of a case
 
 
 def test_random_numbers_are_the_packages_own() -> None:
@@ -66,7 +67,7 @@ def test_rejection_of_sampled_nodes_is_lossless(shape: str, quality: str, zeros:
     case = CASES.index((shape, quality, zeros))
     target = target_tables(100 + case, zeros)
     drafter = TableDrafter(draft_tables(target, quality, 200 + case), **SHAPES[shape])
-    answers = decode(Rejection(), target, drafter, seed=1_000_000 * (case + 1))
+    answers = decode(Rejection(), target, drafter, seed=1_000_000 * (case + 1), samples=ENOUGH)
     assert p_value(answers, exact_joint(target)) > PASSES
 
 
@@ -75,7 +76,7 @@ def test_rejection_of_chosen_nodes_is_lossless(shape: str, quality: str) -> None
     case = list(SHAPES).index(shape)
     target = target_tables(300 + case)
     drafter = TableDrafter(draft_tables(target, quality, 400 + case), chosen=True, **SHAPES[shape])
-    answers = decode(Rejection(), target, drafter, seed=20_000_000 + 1_000_000 * case)
+    answers = decode(Rejection(), target, drafter, seed=20_000_000 + 1_000_000 * case, samples=ENOUGH)
     assert p_value(answers, exact_joint(target)) > PASSES
 
 
