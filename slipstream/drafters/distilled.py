@@ -6,11 +6,13 @@ target's passes is read, so it can draft before the target has seen a prompt and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from slipstream.attention import Segment
 from slipstream.drafters.base import Drafter
@@ -25,6 +27,7 @@ from slipstream.drafters.levels import Growth
 from slipstream.drafters.stack_loop import StackLoop
 from slipstream.drafters.tree_loop import TreeLoop
 
+_LAYER = re.compile(r"(stack\.(?:layers|norms)\.)(\d+)")  # how the name of a layer's weight begins
 _SPAN = 16  # tokens that the student writes itself in a text of a lesson on its own policy
 _LEAST = 1e-8  # the least probability of the target that reverse KL tells from 0
 
@@ -80,6 +83,7 @@ class DistilledHead(StackHead):
     """The student."""
 
     taps = ()
+    growing = ("vocabulary", "layers")
 
     def __init__(self, settings: DistilledSettings, frame: Frame) -> None:
         super().__init__(frame, settings.layers, settings.mlp)
@@ -92,6 +96,24 @@ class DistilledHead(StackHead):
         for layer, index in zip(self.stack.layers, begun, strict=False):  # a target may have fewer layers
             if isinstance(layer, HeadLayer):
                 begin_as(layer, self.frame.layer(index))
+
+    def go_on(self, weights: Mapping[str, torch.Tensor], vocab: torch.Tensor) -> None:
+        """Those of a student of fewer layers, too. New ones stand in the middle, and add nothing at first."""
+        layers = self.settings.layers
+        former = sum(name.startswith("stack.norms.") for name in weights)
+        first = former - former // 2
+
+        def renamed(name: str) -> str:
+            found = _LAYER.match(name)
+            if found is None or int(found[2]) < first:
+                return name
+            return f"{found[1]}{int(found[2]) + layers - former}{name[found.end() :]}"
+
+        super().go_on({renamed(name): weight for name, weight in weights.items()}, vocab)
+        for layer in self.stack.layers[first : first + layers - former]:
+            if isinstance(layer, HeadLayer):
+                nn.init.zeros_(layer.out.weight)
+                nn.init.zeros_(layer.down.weight)
 
     def judged(self, tokens: torch.Tensor) -> torch.Tensor:
         """What the output rows read behind each token of whole texts: [batch, length] -> [batch, length, width]."""

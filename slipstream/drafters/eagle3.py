@@ -49,7 +49,7 @@ class Eagle3Settings(ShapedSettings):
 class Eagle3Head(Head):
     """Taps fused into one hidden state; it and the token's embedding, each normed, go into one layer."""
 
-    tables = ("rows",)
+    tables = by_token = ("rows",)
 
     def __init__(self, settings: Eagle3Settings, frame: Frame) -> None:
         config = settings.shaped(frame.config)

@@ -11,7 +11,7 @@ hidden states up to x_(n-1), and x_n itself, which was chosen but has not been t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -123,6 +123,8 @@ class Head(nn.Module, ABC):
     taps: tuple[int, ...]  # layers of the target whose output it reads
     also_kept: int = 0  # numbers that drafting keeps for every token of context, beside K/V and hidden states
     tables: tuple[str, ...] = ()  # matrices that are no map of states: their rows stand for tokens, places or heads
+    by_token: tuple[str, ...] = ()  # those with a row for each draft token, or several such blocks below each other
+    growing: tuple[str, ...] = ("vocabulary",)  # settings in which a head may go beyond the one that it goes on from
 
     def __init__(self, frame: Frame) -> None:
         super().__init__()
@@ -130,6 +132,20 @@ class Head(nn.Module, ABC):
 
     def begin(self) -> None:
         """Take over from the target what is better to begin with than chance; called once, before the training."""
+
+    def go_on(self, weights: Mapping[str, torch.Tensor], vocab: torch.Tensor) -> None:
+        """Take over the weights of a head that knew these draft tokens, all of them among its own.
+
+        Rows of tokens that are new stay as they are.
+        """
+        known = torch.searchsorted(self.frame.vocab.cpu(), vocab.cpu())
+        state = self.state_dict()
+        for name, weight in weights.items():
+            if name in self.by_token:
+                state[name].unflatten(0, (-1, len(self.frame.vocab)))[:, known] = weight.unflatten(0, (-1, len(vocab)))
+            else:
+                state[name] = weight
+        self.load_state_dict(state)
 
     def matrices(self) -> list[nn.Parameter]:
         """Its parameters that map states to states."""

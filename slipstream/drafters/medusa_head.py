@@ -50,6 +50,7 @@ class MedusaHead(Head):
     """
 
     tables = ("rows", "enter.weight", "leave")  # heads stand below each other in them: no single map of states
+    by_token = ("rows",)
 
     def __init__(self, settings: MedusaSettings, frame: Frame) -> None:
         super().__init__(frame)

@@ -68,6 +68,7 @@ class ParallelHead(Head):
     """Taps fused into one hidden state; it and the token's embedding, each normed, go into the first of the layers."""
 
     tables = ("masks", "pull.weight")
+    by_token = ("pull.weight",)
 
     def __init__(self, settings: ParallelSettings, frame: Frame) -> None:
         super().__init__(frame)

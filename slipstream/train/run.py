@@ -169,6 +169,11 @@ def _require_written_by(llm: LLM, data: ChatData, place: Path) -> None:
         )
 
 
+def _larger(wanted: int, former: int) -> bool:
+    """Of sizes; 0 is all there are."""
+    return former > 0 and (wanted == 0 or wanted > former)
+
+
 class Training:
     """The parts of one training, put together."""
 
@@ -191,7 +196,10 @@ class Training:
         self._teacher = Teacher(llm.model)
         self._course = order.course.on(llm.model.device)
         self._start = self._starting_point(settings)
-        self._settings = settings_of(settings) if self._start is None else self._start.settings
+        given = settings_of(settings)
+        self._settings = (
+            given if self._start is None else {**self._start.settings, **{n: given[n] for n in order.settings}}
+        )
         counts = data.description["counts"]
         self._arguments: dict[str, Any] = {
             "method": order.method,
@@ -242,7 +250,7 @@ class Training:
         return found
 
     def _starting_point(self, settings: HeadSettings) -> Trained | None:
-        """The checkpoint to start from: its settings and vocabulary hold, and none of its settings can be changed."""
+        """The checkpoint to start from. Its settings hold, but for those in which such a head can grow."""
         order = self._order
         if not order.init:
             return None
@@ -255,27 +263,31 @@ class Training:
             place = found
         start = trained.load(place)
         start.require(order.method, fingerprint, place)
+        growing = self._kind.head_type.growing
         for name in order.settings:
-            if getattr(settings, name) != start.settings.get(name):
+            former, wanted = start.settings[name], getattr(settings, name)
+            if former != wanted and not (name in growing and _larger(wanted, former)):
+                more = f"; {' and '.join(growing)} can become larger"
                 raise OptionError(
-                    f"{place} has {name}={start.settings.get(name)!r}, which cannot become {getattr(settings, name)!r}",
-                    hint="leave --set away, or train without --init",
+                    f"{place} has {name}={former!r}, which cannot become {wanted!r}",
+                    hint=f"leave --set away, or train without --init{more}",
                 )
         return start
 
     def _head(self, texts: Texts) -> Head:
         llm = self._llm
-        if self._start is None:
-            vocab = texts.vocabulary(int(self._settings["vocabulary"]), llm.end_ids)
+        size, start = int(self._settings["vocabulary"]), self._start
+        if start is None or size != start.settings["vocabulary"]:
+            known = [] if start is None else start.vocab.tolist()
+            vocab = texts.vocabulary(size, [*llm.end_ids, *known])
         else:
-            vocab = self._start.vocab
+            vocab = start.vocab
         torch.manual_seed(self._course.seed)
         frame = frame_of(llm.engine.drafter.target, vocab.to(llm.model.device))
         head = make_head(self._kind, self._settings, frame)
-        if self._start is not None:
-            head.load_state_dict(self._start.weights)
-        else:
-            head.begin()
+        head.begin()
+        if start is not None:
+            head.go_on(start.weights, start.vocab)
         return head.to(llm.model.device).float().train()
 
     def _drafter(self, head: Head) -> Trained:
