@@ -307,7 +307,7 @@ def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
 
 def _least_rows(size: int) -> int:
     """Query rows below which a product of inner dimension `size` takes another kernel (found by trial: docs)."""
-    return max(3, -(-3 * size // 64))
+    return max(4, -(-3 * size // 64))
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:

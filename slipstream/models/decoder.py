@@ -30,6 +30,7 @@ from slipstream.models.gpu_mixture import GroupedMixture
 from slipstream.models.linear import Linear, add_product, digits_work, make_linear, native_works, squares_work
 from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
+from slipstream.models.native_rows import NativeRows, native_shape
 from slipstream.models.norm import PostNorm, UnitNorm
 from slipstream.models.quantized import Int8Matrix, int8_linear, int8_table, quantized_linear
 from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
@@ -208,14 +209,22 @@ class Decoder(Model):
         if self.native is not None:
             return self._run_natively(self.native, cache, store, segments, layers, taps)
         rows = Rows(segments, self.device)
-        shape = config.heads, config.kv_heads, config.head_dim
-        attend = attention_over(segments, *shape, self.device, config.attention_softcap, exact=self.exact)
+        attend = self._attention(segments)
         x, done = self._enter(cache, store, segments, rows.tokens)
         entered = {done - 1: x.clone()} if done - 1 in taps else {}
         which = range(done, config.layers) if layers is None else layers
         tapped = entered | self.run_(x, rows, attend, cache.layers(store), which, taps)
         wanted = x if rows.wanted is None else x[rows.wanted]
         return PassOutput(self.head(wanted), x, tapped)
+
+    def _attention(self, segments: Sequence[Segment]) -> Attention:
+        """That of one pass: by a kernel of our own on a CPU, if there is one for such layers."""
+        config = self.config
+        native = native_shape(config) if self.device == "cpu" and self.dtype == torch.float32 else None
+        if native is not None:
+            return NativeRows(segments, native, self._ropes[0]).attend
+        shape = config.heads, config.kv_heads, config.head_dim
+        return attention_over(segments, *shape, self.device, config.attention_softcap, exact=self.exact)
 
     def _run_natively(
         self,

@@ -4,7 +4,7 @@
 on how many tokens share its pass. Two forms give a row the same bits whatever its company:
 
 * `PackedLinear`: MKL with the weights packed once. Also much faster than `F.linear` for 2 to 64 rows.
-* `TiledLinear`: `F.linear` in tiles of a fixed number of rows, for CPUs without MKL.
+* `TiledLinear`: `F.linear` in tiles of a fixed number of rows, for CPUs without MKL, or on which it does not do so.
 
 Elsewhere (CUDA, 16-bit on a CPU) `PlainLinear` is used, and the model says that it is not exact. On a GPU that can be
 had too: `exact_linear.py`.
@@ -223,16 +223,25 @@ def squares_work() -> bool:
     return digits_work() and squares()
 
 
+@functools.cache
 def packing_works() -> bool:
-    """Whether this build has the packed product and it computes the product."""
+    """Whether this build has the packed product, and a row has the same bits in any company: not on every processor."""
     if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
         return False
-    weight, x = torch.randn(48, 32), torch.randn(3, 32)
-    try:
-        result = PackedLinear(weight, None)(x)
-    except (RuntimeError, NotImplementedError):
-        return False
-    return torch.allclose(result, x @ weight.T, atol=1e-4)
+    own = torch.Generator().manual_seed(0)
+    for inputs, outputs in ((32, 48), (64, 97), (576, 320)):
+        weight, x = torch.randn(outputs, inputs, generator=own), torch.randn(33, inputs, generator=own)
+        try:
+            product = PackedLinear(weight, None)
+            alone = torch.cat([product(row) for row in x.split(1)])
+            together = [(count, product(x[:count])) for count in (2, 3, 5, 8, 16, 33)]
+        except (RuntimeError, NotImplementedError):
+            return False
+        if not torch.allclose(alone, x @ weight.T, atol=1e-3):
+            return False
+        if not all(torch.equal(rows, alone[:count]) for count, rows in together):
+            return False
+    return True
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

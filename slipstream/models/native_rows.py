@@ -111,6 +111,15 @@ class NativeRows:
         kernels.layers(self._shape).run(words.ctypes.data)
         return mixed
 
+    def attend(self, qkv: torch.Tensor, store: LayerStore, window: int | None) -> torch.Tensor:
+        """The same where q is turned, and K and V are kept, already."""
+        mixed = qkv.new_empty(len(qkv), self._shape.heads * self._shape.size)
+        turning, attending = attention_steps(self._shape, self.address, Lines.of(qkv), Lines.of(mixed), window)
+        read_pages(turning, attending, store)
+        words = program([attending])
+        kernels.layers(self._shape).run(words.ctypes.data)
+        return mixed
+
 
 def attention_steps(shape: Shape, facts: int, qkv: Lines, mixed: Lines, window: int | None) -> tuple[Step, Step]:
     """Rotating and keeping, and attention; whose pages they read is to be said by `read_pages`."""
