@@ -57,6 +57,7 @@ class PagedAttention:
         Returns [rows, heads * size] in the type of q, which is that of the pages; sums are made in float32.
         """
         from slipstream.attention.kernels import attend, combine
+        from slipstream.early_kernels import early
 
         tiles, kv_heads, group, size, shares = self._tiles, self._kv_heads, self._group, self._size, self._splits
         heads = kv_heads * group
@@ -100,11 +101,14 @@ class PagedAttention:
             PRECISION="ieee" if exact else "tf32",
             num_warps=_WARPS,
             num_stages=2 if exact else _STAGES,
+            **early(q),
         )
         if shares > 1:
             lines = tiles.rows * heads
             warps = 1 if shares * padded <= 4096 else 4
-            combine[lines,](parts, marks, out, lines, SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
+            combine[lines,](
+                *(parts, marks, out, lines), SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps, **early(q)
+            )
         return out
 
 
