@@ -63,7 +63,7 @@ def attend(
     keys,  # [pages, kv heads, PAGE, SIZE]
     values,
     out,  # [rows, heads, SIZE]; used where there is one split
-    parts,  # float32 [SPLITS, rows, heads, SIZE]: weighted values of each split, not yet divided
+    parts,  # [SPLITS, rows, heads, SIZE]: weighted means of the values of each split
     marks,  # float32 [2, SPLITS, rows, heads]: peaks and weights of each split
     fields,  # [facts, tiles]
     tables,  # int32 [tables, width]: page numbers
@@ -196,7 +196,12 @@ def attend(
         tl.store(marks + line, peak, mask=live)
         tl.store(marks + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
         if begin < end:
-            tl.store(parts + line[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
+            mean = total / tl.where(weight > 0.0, weight, 1.0)[:, None]
+            tl.store(
+                parts + line[:, None] * SIZE + dims[None, :],
+                mean.to(parts.dtype.element_ty),
+                mask=live[:, None] & inside[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["lines"])
@@ -213,7 +218,7 @@ def combine(
     peaks = tl.load(marks + at)
     weights = tl.load(marks + SPLITS * lines.to(tl.int64) + at)
     seen = weights > 0.0  # a split without columns has left its part unwritten
-    factors = tl.where(seen, tl.exp(peaks - tl.max(peaks, 0)), 0.0)
+    factors = tl.where(seen, weights * tl.exp(peaks - tl.max(peaks, 0)), 0.0)
     block = tl.load(parts + at[:, None] * SIZE + dims[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
-    result = tl.sum(block * factors[:, None], 0) / tl.sum(weights * factors, 0)
+    result = tl.sum(block * factors[:, None], 0) / tl.sum(factors, 0)
     tl.store(out + line * SIZE + dims, result.to(out.dtype.element_ty), mask=inside)

@@ -20,6 +20,7 @@ from slipstream.fused import has_triton
 _PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
 _MOST_SPLITS = 64
 _WARPS, _STAGES = 4, 2
+_PARTS = torch.float32
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
@@ -65,7 +66,7 @@ class PagedAttention:
         out = q.new_empty(tiles.rows, heads * size)
         parts = marks = out  # not touched where there is one split
         if shares > 1:
-            parts = q.new_empty((shares, tiles.rows, heads, size), dtype=torch.float32)
+            parts = q.new_empty((shares, tiles.rows, heads, size), dtype=_PARTS)
             marks = q.new_empty((2, shares, tiles.rows, heads), dtype=torch.float32)
         exact = q.dtype == torch.float32
         attend[tiles.fields.shape[1], kv_heads, shares](
