@@ -26,7 +26,8 @@ for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3
     places = slots // page, slots % page
     for late, bias in ((None, None), (Late(x, 0.3, 1.7), None), (Late(x, 0.3, 1.7), torch.randn_like(qkv[0]))):
         scale = 1.0 if late is None else 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()
-        q, k, v = (qkv.float() * scale + (0 if bias is None else bias)).unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], 1)
+        said = qkv.float() * scale + (0 if bias is None else bias)
+        q, k, v = said.unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], 1)
         q, k = (
             torch.view_as_real(torch.view_as_complex(p.unflatten(-1, (-1, 2)).contiguous()) * turns[:, None]).flatten(2)
             for p in (q, k)
