@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream.early_kernels import early, in_turn
 from slipstream.types import GREEDY_TEMPERATURE
 
 _BLOCK = 2048  # tokens of one program
@@ -33,8 +34,11 @@ def gumbel(ids, low, high):
 
 
 @triton.jit(do_not_specialize=["rows", "blocks"])
-def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks, BLOCK: tl.constexpr):
+def _draw(
+    logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """The best of one block of tokens of one row: tops float64 and tokens int64, [rows, blocks]."""
+    in_turn(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     scores = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -50,6 +54,17 @@ def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks,
     tl.store(tokens + row * blocks + block, (block * BLOCK + index).to(tl.int64))
 
 
+@triton.jit(do_not_specialize=["blocks"])
+def _first(tops, tokens, chosen, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """One row: of its blocks' best the best. The first of equal ones is that of the smaller tokens."""
+    in_turn(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, BLOCK)
+    best = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
+    _, place = tl.max(best, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(chosen + row, tl.load(tokens + row * blocks + place))
+
+
 def draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
     """The choice after each row, int64 [rows]. logits [rows, vocab]; keys int64 [2, rows], of this very position."""
     rows, vocab = logits.shape
@@ -57,7 +72,11 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -
     tops = torch.empty(rows, blocks, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, blocks, dtype=torch.int64, device=logits.device)
     _draw[rows, blocks](
-        *(logits, keys, temperatures, tops, tokens, rows, vocab, logits.stride(0), blocks), BLOCK=_BLOCK, num_warps=8
+        *(logits, keys, temperatures, tops, tokens, rows, vocab, logits.stride(0), blocks),
+        BLOCK=_BLOCK,
+        num_warps=8,
+        **early(logits),
     )
-    # The first of equal maxima is the one of the smaller tokens.
-    return tokens.gather(1, tops.argmax(dim=1, keepdim=True))[:, 0]
+    chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    _first[(rows,)](tops, tokens, chosen, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1, **early(logits))
+    return chosen

@@ -13,6 +13,7 @@ import torch
 
 from slipstream import noise
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
+from slipstream.fused import runs_fused
 from slipstream.sequence import Sequence
 
 
@@ -71,25 +72,37 @@ class Lanes:
 
         `depths`, [lanes, rows] or [rows]: how far the positions are behind `first`, where that is another matter.
         """
-        slots = first[:, None] + offsets
-        positions = slots if depths is None else first[:, None] + depths
-        pages = self.tables.gather(1, slots.clamp_min(0) // PAGE_SIZE)
-        return self._laid(slots.flatten(), positions.flatten(), pages.flatten())
+        return self._laid(first, offsets, offsets if depths is None else depths)
 
     def rows_behind_roots(self, lines: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor) -> LaneRows:
         """The same behind the roots for rows in any order, [rows] each: `lines` says which lane each is of."""
-        roots = self.slots[lines]
-        slots = roots + offsets
-        return self._laid(slots, roots + depths, self.tables[lines, slots // PAGE_SIZE])
+        return self._laid(self.slots, offsets, depths, lines)
 
-    def _laid(self, slots: torch.Tensor, positions: torch.Tensor, pages: torch.Tensor) -> LaneRows:
-        return LaneRows(positions.clamp(0, self.highest), self.highest, pages.long(), slots % PAGE_SIZE)
+    def _laid(
+        self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor, lines: torch.Tensor | None = None
+    ) -> LaneRows:
+        if runs_fused(first):
+            from slipstream.lane_kernels import lay
+
+            laid = lay(first, self.tables, offsets, depths, lines, self.highest, PAGE_SIZE)
+            return LaneRows(laid[0], self.highest, *laid[1:])
+        if lines is None:
+            lines = torch.arange(self.size, device=first.device)[:, None]
+        start = first[lines]
+        slots, positions = start + offsets, (start + depths).clamp(0, self.highest)
+        pages = self.tables[lines, slots.clamp_min(0) // PAGE_SIZE].long()
+        return LaneRows(positions.flatten(), self.highest, pages.flatten(), slots.flatten() % PAGE_SIZE)
 
     def advance(self, chosen: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> None:
         """Take the accepted path [lanes, depth], and as the new root the target's choice behind it.
 
         `chosen` [lanes, 1 + nodes]: the target's choices behind all nodes; `accepted` [lanes]: the length of the path.
         """
+        if runs_fused(chosen):
+            from slipstream.lane_kernels import advance
+
+            advance(chosen, path, accepted, self.tokens, self.taken, self.accepted, self.slots)
+            return
         self.taken.copy_(chosen.gather(1, torch.nn.functional.pad(path, (1, 0))))  # each is what its parent chose
         self.accepted.copy_(accepted)
         self.tokens[:, 0].copy_(self.taken.gather(1, accepted[:, None])[:, 0])

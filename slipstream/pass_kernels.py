@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream.early_kernels import early, in_turn
+
 _PAIRS = 512  # of one program
 _COLUMNS = 1024
 
@@ -29,6 +31,7 @@ def _turn_and_keep(
     both,  # [2, pages, KV_HEADS, PAGE, SIZE]
     pages,  # int64 [rows]
     offsets,  # int64 [rows]
+    bias,  # [2 * pairs]: what is added behind the norm, if anything is
     x,  # [rows, width]: what went into the product, if its norm is still to be applied
     stride,
     x_stride,
@@ -41,10 +44,13 @@ def _turn_and_keep(
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
+    BIASED: tl.constexpr,
     LATE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
+    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
@@ -55,6 +61,9 @@ def _turn_and_keep(
         scale = _scale(x, row, x_stride, width, floor, factor, WIDTH)
         first = first * scale
         second = second * scale
+    if BIASED:
+        first += tl.load(bias + 2 * pair, mask=inside, other=0.0).to(tl.float32)
+        second += tl.load(bias + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
     turned = pair < (HEADS + KV_HEADS) * half
     turn = turns + (row * half + pair % half) * 2
     real = tl.load(turn, mask=inside & turned, other=1.0)
@@ -83,6 +92,7 @@ def turn_and_keep(
     offsets: torch.Tensor,
     heads: int,
     late: tuple[torch.Tensor, float, float] | None,
+    bias: torch.Tensor | None,
 ) -> None:
     """Turn q [rows, ...] in place, and put k, turned, and v into the layer `both` [2, pages, kv heads, PAGE, size]."""
     rows, pairs = qkv.shape[0], qkv.shape[1] // 2
@@ -90,20 +100,25 @@ def turn_and_keep(
     x, floor, factor = (qkv, 0.0, 1.0) if late is None else late
     if rows:
         _turn_and_keep[rows, triton.cdiv(pairs, _PAIRS)](
-            *(qkv, torch.view_as_real(turns), both, pages, offsets, x, qkv.stride(0), x.stride(0), x.shape[1]),
-            *(layer_pages, pairs, floor, factor),
+            *(qkv, torch.view_as_real(turns), both, pages, offsets, qkv if bias is None else bias, x),
+            *(qkv.stride(0), x.stride(0), x.shape[1], layer_pages, pairs, floor, factor),
             HEADS=heads,
             KV_HEADS=kv_heads,
             SIZE=size,
             PAGE=page,
+            BIASED=bias is not None,
             LATE=late is not None,
             WIDTH=triton.next_power_of_2(x.shape[1]),
             BLOCK=_PAIRS,
+            **early(qkv),
         )
 
 
 @triton.jit(do_not_specialize=["floor", "factor"])
-def _gate(both, x, out, width, x_stride, x_width, floor, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gate(
+    both, x, out, width, x_stride, x_width, floor, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
+    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -123,12 +138,14 @@ def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> to
             *(both, x, out, width, x.stride(0), x.shape[1], floor, factor),
             WIDTH=triton.next_power_of_2(x.shape[1]),
             BLOCK=_COLUMNS,
+            **early(both),
         )
     return out
 
 
 @triton.jit(do_not_specialize=["eps"])
-def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BLOCK: tl.constexpr):
+def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    in_turn(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -152,5 +169,6 @@ def normed_pair(
         _normed_pair[rows, 2](
             *(first.contiguous(), second.contiguous(), first_weight, second_weight, out, width, eps),
             BLOCK=triton.next_power_of_2(width),
+            **early(first),
         )
     return out

@@ -29,15 +29,17 @@ def turn_and_keep(
     places: tuple[torch.Tensor, torch.Tensor],
     heads: int,
     late: Late | None,
+    bias: torch.Tensor | None = None,
 ) -> None:
     """Turn q in place, and put k, turned, and v into a layer of a store.
 
     qkv [rows, (heads + 2 * kv heads) * size], pairs that turn together side by side; turns complex [rows, size / 2];
-    both [2, pages, kv heads, page size, size]; places: pages and rows in them, int64 [rows] each.
+    both [2, pages, kv heads, page size, size]; places: pages and rows in them, int64 [rows] each. `bias`, of the width
+    of qkv, is added first, behind the norm.
     """
     from slipstream import pass_kernels
 
-    pass_kernels.turn_and_keep(qkv, turns, both, *places, heads, late)
+    pass_kernels.turn_and_keep(qkv, turns, both, *places, heads, late, bias)
 
 
 def late_gate(both: torch.Tensor, late: Late) -> torch.Tensor:

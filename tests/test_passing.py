@@ -24,15 +24,16 @@ for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3
     both = torch.full((2, 4, kv_heads, page, size), 7.0, device=device).to(kind)
     slots = torch.randperm(4 * page)[:rows].to(device)
     places = slots // page, slots % page
-    for late in (None, Late(x, 0.3, 1.7)):
+    for late, bias in ((None, None), (Late(x, 0.3, 1.7), None), (Late(x, 0.3, 1.7), torch.randn_like(qkv[0]))):
         scale = 1.0 if late is None else 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()
-        q, k, v = (qkv.float() * scale).unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], 1)
+        said = qkv.float() * scale + (0 if bias is None else bias)
+        q, k, v = said.unflatten(1, (-1, size)).split([heads, kv_heads, kv_heads], 1)
         q, k = (
             torch.view_as_real(torch.view_as_complex(p.unflatten(-1, (-1, 2)).contiguous()) * turns[:, None]).flatten(2)
             for p in (q, k)
         )
         mine, kept = qkv.clone(), both.clone()
-        turn_and_keep(mine, turns, kept, places, heads, late)
+        turn_and_keep(mine, turns, kept, places, heads, late, bias)
         near(mine[:, : heads * size], q.flatten(1))
         near(kept[0, places[0], :, places[1]], k)
         near(kept[1, places[0], :, places[1]], v)

@@ -20,6 +20,7 @@ from slipstream.fused import has_triton
 _PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
 _MOST_SPLITS = 64
 _WARPS, _STAGES = 4, 2
+_PARTS = torch.float32
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
@@ -57,6 +58,7 @@ class PagedAttention:
         Returns [rows, heads * size] in the type of q, which is that of the pages; sums are made in float32.
         """
         from slipstream.attention.kernels import attend, combine
+        from slipstream.early_kernels import early
 
         tiles, kv_heads, group, size, shares = self._tiles, self._kv_heads, self._group, self._size, self._splits
         heads = kv_heads * group
@@ -64,7 +66,7 @@ class PagedAttention:
         out = q.new_empty(tiles.rows, heads * size)
         parts = marks = out  # not touched where there is one split
         if shares > 1:
-            parts = q.new_empty((shares, tiles.rows, heads, size), dtype=torch.float32)
+            parts = q.new_empty((shares, tiles.rows, heads, size), dtype=_PARTS)
             marks = q.new_empty((2, shares, tiles.rows, heads), dtype=torch.float32)
         exact = q.dtype == torch.float32
         attend[tiles.fields.shape[1], kv_heads, shares](
@@ -100,11 +102,14 @@ class PagedAttention:
             PRECISION="ieee" if exact else "tf32",
             num_warps=_WARPS,
             num_stages=2 if exact else _STAGES,
+            **early(q),
         )
         if shares > 1:
             lines = tiles.rows * heads
             warps = 1 if shares * padded <= 4096 else 4
-            combine[lines,](parts, marks, out, lines, SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
+            combine[lines,](
+                *(parts, marks, out, lines), SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps, **early(q)
+            )
         return out
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a pass the paged kernel takes together, and what each of them sees: segments as arrays of int32.
+"""Which rows of a pass the paged kernel takes together, and what each of them sees: segments as arrays.
 
 A tile is a few rows of one sequence; with the query heads of one KV head they make the query block of one program. Rows
 of a chain (a piece of a prompt, a lone token) see every column up to their own, which needs no mask. Rows of a tree
@@ -40,10 +40,10 @@ class Tiles:
     rows: int
     queries: int  # of one tile, its rows' query heads counted and filled up to a power of two
     trees: bool  # whether any tile has rows of a tree
-    fields: torch.Tensor  # int32 [FACTS, tiles]
+    fields: torch.Tensor  # [FACTS, tiles]; these, and positions, are int32 or, where lanes made them, int64
     tables: torch.Tensor  # int32 [sequences, pages of the longest]
-    positions: torch.Tensor  # int32 [rows]
-    open_positions: torch.Tensor  # int32, tree after tree
+    positions: torch.Tensor  # [rows]
+    open_positions: torch.Tensor  # tree after tree
     bits: torch.Tensor  # int32 [rows, words]
 
     @classmethod
@@ -93,17 +93,17 @@ class LaneTiles:
         `open_rows`: rows of trees, of which `earlier` ones were written before; otherwise the rows are chains.
         """
         queries = query_block(group, rows)
-        starts = np.arange(0, rows, queries // group, dtype=np.int32)
+        starts = np.arange(0, rows, queries // group)
         lanes, tiles = len(tables), len(starts)
-        base = np.zeros((FACTS, lanes, tiles), dtype=np.int32)
-        numbers = np.arange(lanes, dtype=np.int32)[:, None]
+        base = np.zeros((FACTS, lanes, tiles), dtype=np.int64)
+        numbers = np.arange(lanes)[:, None]
         base[ROW] = numbers * rows + starts
         base[COUNT] = np.minimum(queries // group, rows - starts)
         base[TABLE] = numbers
         base[SLOT] = earlier + starts
         base[STOP] = earlier + rows
         base[OPEN] = numbers * (earlier + rows) if open_rows else -1
-        moving = np.zeros((FACTS, 1, 1), dtype=np.int32)
+        moving = np.zeros((FACTS, 1, 1), dtype=np.int64)
         moving[[SLOT, COMMITTED, STOP]] = 1
         self._base, self._moving = (torch.from_numpy(part).to(tables.device) for part in (base, moving))
         self._tables = tables
@@ -119,9 +119,9 @@ class LaneTiles:
         Of rows of trees: `bits` int32 [rows, words], and `positions` [rows]. A window asks where the open columns
         stand, and is answered only where no rows were written before.
         """
-        fields = self._base + self._moving * committed.to(torch.int32)[:, None]
+        fields = torch.addcmul(self._base, self._moving, committed[:, None])
         nothing = self._nothing
-        places = nothing[0] if positions is None else positions.to(torch.int32)
+        places = nothing[0] if positions is None else positions
         open_rows = bits is not None
         return Tiles(
             self._rows,

@@ -49,6 +49,7 @@ class Layer:
     """
 
     qkv: Linear
+    late_bias: torch.Tensor | None  # of qkv, where `scales_late`: what is added behind the norm is not the product's
     q_norm: torch.Tensor | None  # [head size], or [heads * head size] for a norm over all heads together
     k_norm: torch.Tensor | None
     limits: tuple[torch.Tensor, torch.Tensor] | None  # least and greatest elements of q, k and v, [width of qkv] each
@@ -171,8 +172,10 @@ class Decoder(Model):
             out = PostNorm(out, self._scaled, norm_weight("attn_post_norm").to(self.dtype))
             mlp = PostNorm(mlp, self._scaled, norm_weight("mlp_post_norm").to(self.dtype))
         qkv = fused(*map(entering.read, "qkv"))
+        scales_late = self._scales_late and limits is None and not config.qk_norm
         return Layer(
-            qkv=self._linear(qkv, bias, entering.columns),
+            qkv=self._linear(qkv, None if scales_late else bias, entering.columns),
+            late_bias=bias if scales_late else None,
             q_norm=pairs_adjacent(read("q_norm") * q_scale, config.head_dim) if config.qk_norm else None,
             k_norm=pairs_adjacent(read("k_norm"), config.head_dim) if config.qk_norm else None,
             limits=limits,
@@ -180,7 +183,7 @@ class Decoder(Model):
             out=out,
             mlp=mlp,
             window=config.window(index),
-            scales_late=self._scales_late and bias is None and limits is None and not config.qk_norm,
+            scales_late=scales_late,
         )
 
     def _as_programs(self) -> NativeLayers | None:
@@ -257,7 +260,8 @@ class Decoder(Model):
 
         Tensors alone: with a capturing attention, and where `captures` says so, nothing is asked of the host.
         """
-        turns = [_Turns(rope.at(rows.positions, rows.highest), self.config) for rope in self._ropes]
+        config = self.config
+        turns = [_Turns(rope.at(rows.positions, rows.highest), config) for rope in self._ropes]
         tapped: dict[int, torch.Tensor] = {}
         late = Late(x, *self._scaled.late)
         stream = self._scaled.stream(x)
@@ -266,7 +270,8 @@ class Decoder(Model):
             layer = self.layers[index]
             if layer.scales_late and rows.places is not None:
                 qkv = layer.qkv(x)
-                turn_and_keep(qkv, turns[layer.rope].each, data[index].both, rows.places, self.config.heads, late)
+                places, bias = rows.places, layer.late_bias
+                turn_and_keep(qkv, turns[layer.rope].each, data[index].both, places, config.heads, late, bias)
             else:
                 qkv, kv = self._qkv(layer, stream.normed(), turns[layer.rope].all_heads)
                 rows.write(data[index], kv)
@@ -322,6 +327,8 @@ class Decoder(Model):
         config = self.config
         size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
         qkv = layer.qkv(normed)
+        if layer.late_bias is not None:
+            qkv += layer.late_bias
         rows, width = qkv.shape
         if layer.q_norm is not None and layer.k_norm is not None:
             for part, weight in (
