@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.early_kernels import early, in_turn
 from slipstream.types import GREEDY_TEMPERATURE
 
 _BLOCK = 2048  # tokens of one program
@@ -34,11 +33,8 @@ def gumbel(ids, low, high):
 
 
 @triton.jit(do_not_specialize=["rows", "blocks"])
-def _draw(
-    logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks, BLOCK: tl.constexpr):
     """The best of one block of tokens of one row: tops float64 and tokens int64, [rows, blocks]."""
-    in_turn(EARLY)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     scores = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -55,9 +51,8 @@ def _draw(
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def _first(tops, tokens, chosen, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _first(tops, tokens, chosen, blocks, BLOCK: tl.constexpr):
     """One row: of its blocks' best the best. The first of equal ones is that of the smaller tokens."""
-    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     best = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
@@ -75,8 +70,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -
         *(logits, keys, temperatures, tops, tokens, rows, vocab, logits.stride(0), blocks),
         BLOCK=_BLOCK,
         num_warps=8,
-        **early(logits),
     )
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _first[(rows,)](tops, tokens, chosen, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1, **early(logits))
+    _first[(rows,)](tops, tokens, chosen, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1)
     return chosen

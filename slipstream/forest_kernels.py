@@ -10,18 +10,14 @@ import triton
 import triton.language as tl
 
 from slipstream.choice_kernels import GREEDY, gumbel
-from slipstream.early_kernels import early, in_turn
 
 if TYPE_CHECKING:
     from slipstream.forest import Followed, Pool, Warmth
 
 
 @triton.jit
-def _geometry(
-    parents, depths, bits, nodes, LEVELS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+def _geometry(parents, depths, bits, nodes, LEVELS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr):
     """One lane and one word of bits."""
-    in_turn(EARLY)
     lane, word = tl.program_id(0).to(tl.int64), tl.program_id(1)
     node = tl.arange(0, BLOCK)
     inside = node < nodes
@@ -44,16 +40,13 @@ def geometry(parents: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Te
     depths = torch.empty_like(parents)
     bits = torch.empty(lanes, nodes, words, dtype=torch.int32, device=parents.device)
     block = triton.next_power_of_2(nodes)
-    _geometry[lanes, words](
-        *(parents, depths, bits, nodes), LEVELS=levels, WORDS=words, BLOCK=block, num_warps=2, **early(parents)
-    )
+    _geometry[lanes, words](parents, depths, bits, nodes, LEVELS=levels, WORDS=words, BLOCK=block, num_warps=2)
     return depths, bits
 
 
 @triton.jit
-def _walk(tokens, parents, chosen, path, counts, nodes, LEVELS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _walk(tokens, parents, chosen, path, counts, nodes, LEVELS: tl.constexpr, BLOCK: tl.constexpr):
     """One lane."""
-    in_turn(EARLY)
     lane = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, BLOCK)
     inside = node < nodes
@@ -81,9 +74,7 @@ def walk(
     path = tokens.new_empty(lanes, levels)
     counts = tokens.new_empty(lanes)
     block = triton.next_power_of_2(nodes)
-    _walk[(lanes,)](
-        *(tokens, parents, chosen, path, counts, nodes), LEVELS=levels, BLOCK=block, num_warps=1, **early(tokens)
-    )
+    _walk[(lanes,)](tokens, parents, chosen, path, counts, nodes, LEVELS=levels, BLOCK=block, num_warps=1)
     return path, counts
 
 
@@ -101,10 +92,8 @@ def _likeliest(
     COUNT: tl.constexpr,
     WARM: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One row: its logits, warmed and with noise where it is sampled, their sum, and the highest of them."""
-    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
     inside = token < tokens
@@ -138,7 +127,6 @@ def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[
         WARM=warmth is not None,
         BLOCK=block,
         num_warps=8,
-        **early(logits),
     )
     return scores, indices
 
@@ -159,12 +147,11 @@ def _number(score):
 
 
 @triton.jit
-def _highest(scores, chosen, places, size, count, BLOCK: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr):
+def _highest(scores, chosen, places, size, count, BLOCK: tl.constexpr, STEP: tl.constexpr):
     """One row: a number is among the highest if few enough come before it, and its place is how many such stand left.
 
     Everything is compared with everything: that is quicker than sorting a few hundred numbers.
     """
-    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     mine = tl.arange(0, BLOCK)
     inside = mine < size
@@ -188,9 +175,7 @@ def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     chosen = torch.empty(rows, count, dtype=torch.int64, device=scores.device)
     places = torch.empty(rows, size + 1, dtype=torch.int64, device=scores.device)
     block = triton.next_power_of_2(size)
-    _highest[(rows,)](
-        *(scores, chosen, places, size, count), BLOCK=block, STEP=min(32, block), num_warps=8, **early(scores)
-    )
+    _highest[(rows,)](scores, chosen, places, size, count, BLOCK=block, STEP=min(32, block), num_warps=8)
     return chosen, places
 
 
@@ -228,10 +213,8 @@ def _grow(
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One lane."""
-    in_turn(EARLY)
     lane = tl.program_id(0).to(tl.int64)
     mine = tl.arange(0, BLOCK)
     inside = mine < ABOVE * BRANCH
@@ -296,6 +279,5 @@ def grow(
         BLOCK=block,
         STEP=min(32, block),
         num_warps=4,
-        **early(scores),
     )
     return None if last else (places, tokens, parents, joints, bits)

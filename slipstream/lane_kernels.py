@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.early_kernels import early, in_turn
-
 _ROWS = 128  # of one program
 
 
@@ -34,9 +32,7 @@ def _lay(
     OWN_OFFSETS: tl.constexpr,
     OWN_DEPTHS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    in_turn(EARLY)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
     lane = row // each
@@ -75,7 +71,6 @@ def lay(
             OWN_DEPTHS=depths.numel() == rows,
             BLOCK=_ROWS,
             num_warps=1,
-            **early(first),
         )
     return positions, pages, places
 
@@ -92,10 +87,8 @@ def _advance(
     nodes,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One lane."""
-    in_turn(EARLY)
     lane = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place <= DEPTH
@@ -124,5 +117,4 @@ def advance(
         DEPTH=depth,
         BLOCK=triton.next_power_of_2(depth + 1),
         num_warps=1,
-        **early(chosen),
     )

@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.early_kernels import early, in_turn
-
 _PAIRS = 512  # of one program
 _COLUMNS = 1024
 
@@ -48,9 +46,7 @@ def _turn_and_keep(
     LATE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    in_turn(EARLY)
     row = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
@@ -110,15 +106,11 @@ def turn_and_keep(
             LATE=late is not None,
             WIDTH=triton.next_power_of_2(x.shape[1]),
             BLOCK=_PAIRS,
-            **early(qkv),
         )
 
 
 @triton.jit(do_not_specialize=["floor", "factor"])
-def _gate(
-    both, x, out, width, x_stride, x_width, floor, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
-    in_turn(EARLY)
+def _gate(both, x, out, width, x_stride, x_width, floor, factor, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
@@ -138,14 +130,12 @@ def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> to
             *(both, x, out, width, x.stride(0), x.shape[1], floor, factor),
             WIDTH=triton.next_power_of_2(x.shape[1]),
             BLOCK=_COLUMNS,
-            **early(both),
         )
     return out
 
 
 @triton.jit(do_not_specialize=["eps"])
-def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    in_turn(EARLY)
+def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BLOCK: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -169,6 +159,5 @@ def normed_pair(
         _normed_pair[rows, 2](
             *(first.contiguous(), second.contiguous(), first_weight, second_weight, out, width, eps),
             BLOCK=triton.next_power_of_2(width),
-            **early(first),
         )
     return out

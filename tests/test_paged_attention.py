@@ -123,9 +123,9 @@ def test_a_causal_segment_sees_what_its_mask_says() -> None:
 def test_a_batch_is_split_alike_whether_it_is_filled_up_or_not(kv_heads: int) -> None:
     for count in range(1, 1500):
         assert count <= bucket(count) <= 1.5 * count + 1
-        assert splits(count, kv_heads) == splits(bucket(count), kv_heads)
-    assert splits(1, kv_heads) == {1: 64, 3: 64, 8: 32}[kv_heads]
-    assert splits(1024, kv_heads) == 1
+        assert splits(count, kv_heads, 256) == splits(bucket(count), kv_heads, 256)
+    assert splits(1, kv_heads, 256) == {1: 64, 3: 64, 8: 32}[kv_heads]
+    assert splits(1024, kv_heads, 256) == 1
 
 
 def test_a_program_has_room_for_one_row_of_any_group() -> None:

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 from slipstream.attention import tiles as facts
-from slipstream.early_kernels import in_turn
 
 # Kernels see constants of other files only in this form.
 ROW, COUNT, TABLE = tl.constexpr(facts.ROW), tl.constexpr(facts.COUNT), tl.constexpr(facts.TABLE)
@@ -63,7 +62,7 @@ def attend(
     keys,  # [pages, kv heads, PAGE, SIZE]
     values,
     out,  # [rows, heads, SIZE]; used where there is one split
-    parts,  # [SPLITS, rows, heads, SIZE]: weighted means of the values of each split
+    parts,  # float32 [SPLITS, rows, heads, SIZE]: weighted values of each split, not yet divided
     marks,  # float32 [2, SPLITS, rows, heads]: peaks and weights of each split
     fields,  # [facts, tiles]
     tables,  # int32 [tables, width]: page numbers
@@ -89,10 +88,8 @@ def attend(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """A tile of one sequence's rows, for the query heads of one KV head, over one share of the sequence's columns."""
-    in_turn(EARLY)
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = field(fields, ROW, tiles, tile)
     count = field(fields, COUNT, tiles, tile)
@@ -196,20 +193,12 @@ def attend(
         tl.store(marks + line, peak, mask=live)
         tl.store(marks + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
         if begin < end:
-            mean = total / tl.where(weight > 0.0, weight, 1.0)[:, None]
-            tl.store(
-                parts + line[:, None] * SIZE + dims[None, :],
-                mean.to(parts.dtype.element_ty),
-                mask=live[:, None] & inside[None, :],
-            )
+            tl.store(parts + line[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["lines"])
-def combine(
-    parts, marks, out, lines, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, EARLY: tl.constexpr
-):
+def combine(parts, marks, out, lines, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr):
     """One row and head: its splits put together. `lines` is rows * heads; the arrays are those of `attend`."""
-    in_turn(EARLY)
     line = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, PADDED)
@@ -218,7 +207,7 @@ def combine(
     peaks = tl.load(marks + at)
     weights = tl.load(marks + SPLITS * lines.to(tl.int64) + at)
     seen = weights > 0.0  # a split without columns has left its part unwritten
-    factors = tl.where(seen, weights * tl.exp(peaks - tl.max(peaks, 0)), 0.0)
+    factors = tl.where(seen, tl.exp(peaks - tl.max(peaks, 0)), 0.0)
     block = tl.load(parts + at[:, None] * SIZE + dims[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
-    result = tl.sum(block * factors[:, None], 0) / tl.sum(factors, 0)
+    result = tl.sum(block * factors[:, None], 0) / tl.sum(weights * factors, 0)
     tl.store(out + line * SIZE + dims, result.to(out.dtype.element_ty), mask=inside)

@@ -17,10 +17,12 @@ from slipstream.attention.tiles import Tiles
 from slipstream.cache import PAGE_SIZE, LayerStore
 from slipstream.fused import has_triton
 
-_PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
+# Queries of a tile from which two groups of four warps share it: then half as many programs keep a large GPU busy. More
+# of them have more to put together afterwards.
+_MANY_QUERIES = 128
+_PROGRAMS = 256
 _MOST_SPLITS = 64
-_WARPS, _STAGES = 4, 2
-_PARTS = torch.float32
+_STAGES = 2
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
@@ -49,7 +51,8 @@ class PagedAttention:
         self._size = size
         self._softcap = softcap
         self._tiles = Tiles.of(segments, self._group, device) if tiles is None else tiles
-        self._splits = splits(self._tiles.fields.shape[1], kv_heads)
+        self._large = self._tiles.queries >= _MANY_QUERIES
+        self._splits = splits(self._tiles.fields.shape[1], kv_heads, _PROGRAMS // (2 if self._large else 1))
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
@@ -58,7 +61,6 @@ class PagedAttention:
         Returns [rows, heads * size] in the type of q, which is that of the pages; sums are made in float32.
         """
         from slipstream.attention.kernels import attend, combine
-        from slipstream.early_kernels import early
 
         tiles, kv_heads, group, size, shares = self._tiles, self._kv_heads, self._group, self._size, self._splits
         heads = kv_heads * group
@@ -66,7 +68,7 @@ class PagedAttention:
         out = q.new_empty(tiles.rows, heads * size)
         parts = marks = out  # not touched where there is one split
         if shares > 1:
-            parts = q.new_empty((shares, tiles.rows, heads, size), dtype=_PARTS)
+            parts = q.new_empty((shares, tiles.rows, heads, size), dtype=torch.float32)
             marks = q.new_empty((2, shares, tiles.rows, heads), dtype=torch.float32)
         exact = q.dtype == torch.float32
         attend[tiles.fields.shape[1], kv_heads, shares](
@@ -100,23 +102,20 @@ class PagedAttention:
             WINDOWED=window is not None,
             CAPPED=self._softcap is not None,
             PRECISION="ieee" if exact else "tf32",
-            num_warps=_WARPS,
-            num_stages=2 if exact else _STAGES,
-            **early(q),
+            num_warps=8 if self._large else 4,
+            num_stages=_STAGES,
         )
         if shares > 1:
             lines = tiles.rows * heads
             warps = 1 if shares * padded <= 4096 else 4
-            combine[lines,](
-                *(parts, marks, out, lines), SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps, **early(q)
-            )
+            combine[lines,](*(parts, marks, out, lines), SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
         return out
 
 
-def splits(tiles: int, kv_heads: int) -> int:
-    """How many programs share the columns of a sequence: a power of two."""
-    programs = kv_heads << (tiles - 1).bit_length()
-    return 1 << min(_MOST_SPLITS, max(1, _PROGRAMS // programs)).bit_length() - 1
+def splits(tiles: int, kv_heads: int, programs: int) -> int:
+    """How many programs share the columns of a sequence, where so many are wanted in all: a power of two."""
+    alone = kv_heads << (tiles - 1).bit_length()
+    return 1 << min(_MOST_SPLITS, max(1, programs // alone)).bit_length() - 1
 
 
 def block_columns(row_bytes: int) -> int:

@@ -26,7 +26,7 @@ STOP = 5  # one past the last open column; chains stop at their own
 OPEN = 6  # where the open columns' positions begin; -1 for a chain
 FACTS = 7
 
-_MOST_QUERIES = 64  # of one program
+_MOST_QUERIES = 128  # of one program
 _LEAST_QUERIES = 16  # below this there is no product on tensor cores
 _ALIGN = 4  # numbers: kernels are compiled anew for arrays that do not begin at 16 bytes
 
