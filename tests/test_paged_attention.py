@@ -83,7 +83,7 @@ def test_tiles_hold_every_row_once_and_no_row_of_another_sequence() -> None:
     facts = tiles.fields.numpy()
     rows = [int(r) + i for r, count in zip(facts[ROW], facts[COUNT], strict=True) for i in range(count)]
     assert rows == list(range(sum(s.rows for s in given)))
-    assert tiles.queries == 64
+    assert tiles.queries == 128
     assert facts[COUNT].max() <= tiles.queries // 3
     start = 0
     for number, segment in enumerate(given):
@@ -129,7 +129,7 @@ def test_a_batch_is_split_alike_whether_it_is_filled_up_or_not(kv_heads: int) ->
 
 
 def test_a_program_has_room_for_one_row_of_any_group() -> None:
-    assert [query_block(3, rows) for rows in (1, 5, 6, 16, 64)] == [16, 16, 32, 64, 64]
+    assert [query_block(3, rows) for rows in (1, 5, 6, 16, 64)] == [16, 16, 32, 64, 128]
     assert query_block(71, 1) == 128
 
 
