@@ -133,14 +133,16 @@ class Pool:
     so that a node is never taken without its parent.
     """
 
-    def __init__(self, lanes: int, widths: list[int], branch: int, device: str) -> None:
-        """`widths`: how many nodes of each level are followed, the root's level first."""
+    def __init__(self, lanes: int, widths: list[int], branch: int, device: str, chain: int = 0) -> None:
+        """`widths`: how many nodes of each level are followed, the root's level first. `chain`: how many nodes may join
+        them in the end.
+        """
         self.widths = widths
         self.branch = branch
         sizes = [width * branch for width in widths]
         self.starts = [sum(sizes[:level]) for level in range(len(sizes) + 1)]
-        size = self.starts[-1]
-        self.scores = torch.zeros(lanes, size, dtype=torch.float32, device=device)
+        size = self.starts[-1] + chain
+        self.scores = torch.full((lanes, size), float("-inf"), dtype=torch.float32, device=device)
         self.tokens = torch.zeros(lanes, size, dtype=torch.int64, device=device)
         self.parents = torch.zeros(lanes, size, dtype=torch.int64, device=device)  # in the pool, from 1 on; 0: root
         zeros = torch.zeros(lanes, 1, dtype=torch.int64, device=device)
@@ -149,7 +151,7 @@ class Pool:
         self._roots = Followed(zeros, zeros, zeros, zeros.float(), self._own[0].expand(lanes, 1, -1).contiguous())
 
     def __len__(self) -> int:
-        return self.starts[-1]
+        return self.scores.shape[1]
 
     def begin(self) -> Followed:
         """The roots."""
@@ -183,6 +185,30 @@ class Pool:
         own = self._own[level + 1]
         bits = above.bits.gather(1, parents[..., None].expand(-1, -1, own.shape[1])) | own
         return Followed(top + start + 1, tokens.gather(1, top), parents, joint.gather(1, top), bits)
+
+    def join(self, tokens: torch.Tensor, scores: torch.Tensor) -> None:
+        """Let chains below the roots join what has grown: int64 [lanes, chain], float32 and never rising.
+
+        As far as a chain goes along nodes that are there, it raises their scores to its own; the rest of it is added. A
+        parent is raised before its child and by no less, and what is added stands behind everything that has grown: a
+        child's score stays below its parent's, or equal and behind it.
+        """
+        if runs_fused(scores):
+            from slipstream.forest_kernels import join as kernel
+
+            kernel(self, tokens, scores)
+            return
+        grown = self.starts[-1]
+        at = torch.zeros_like(tokens[:, 0])
+        for place, token, score in zip(range(grown, len(self)), tokens.T, scores.T, strict=True):
+            fits = (self.parents[:, :grown] == at[:, None]) & (self.tokens[:, :grown] == token[:, None])
+            raised = torch.where(fits, score[:, None], float("-inf"))
+            self.scores[:, :grown] = self.scores[:, :grown].fmax(raised)
+            there = fits.any(1)
+            self.scores[:, place] = torch.where(there, float("-inf"), score)
+            self.tokens[:, place] = token
+            self.parents[:, place] = at
+            at = torch.where(there, fits.int().argmax(1), place) + 1
 
     def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and parents of the `count` likeliest nodes, int64 [lanes, count] each, numbered from 1 on."""

@@ -78,6 +78,54 @@ def walk(
     return path, counts
 
 
+@triton.jit
+def _join(
+    chain_tokens,  # int64 [lanes, LENGTH]
+    chain_scores,  # float32 [lanes, LENGTH]
+    pool_scores,  # float32 [lanes, size]
+    pool_tokens,  # int64 [lanes, size]
+    pool_parents,  # int64 [lanes, size]
+    grown,  # nodes of the pool that are no chain's
+    size,
+    LENGTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One lane."""
+    lane = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, BLOCK)
+    inside = node < grown
+    score = tl.load(pool_scores + lane * size + node, mask=inside, other=float("-inf"))
+    token = tl.load(pool_tokens + lane * size + node, mask=inside, other=-1)
+    parent = tl.load(pool_parents + lane * size + node, mask=inside, other=-1)
+    at = tl.zeros([], tl.int64)
+    for step in tl.static_range(LENGTH):
+        wanted = tl.load(chain_tokens + lane * LENGTH + step)
+        joint = tl.load(chain_scores + lane * LENGTH + step)
+        fits = (parent == at) & (token == wanted)
+        score = tl.where(fits, tl.maximum(score, joint), score)
+        found = tl.min(tl.where(fits, node, BLOCK), 0)
+        there = found < BLOCK
+        here = lane * size + grown + step
+        tl.store(pool_scores + here, tl.where(there, float("-inf"), joint))
+        tl.store(pool_tokens + here, wanted)
+        tl.store(pool_parents + here, at)
+        at = (tl.where(there, found, grown + step) + 1).to(tl.int64)
+    tl.store(pool_scores + lane * size + node, score, mask=inside)
+
+
+def join(pool: Pool, tokens: torch.Tensor, scores: torch.Tensor) -> None:
+    """`Pool.join`."""
+    lanes, length = tokens.shape
+    grown = pool.starts[-1]
+    block = triton.next_power_of_2(grown)
+    _join[(lanes,)](
+        *(tokens, scores, pool.scores, pool.tokens, pool.parents, grown, len(pool)),
+        LENGTH=length,
+        BLOCK=block,
+        num_warps=2,
+    )
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _likeliest(
     logits,  # [rows, tokens]

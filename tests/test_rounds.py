@@ -31,6 +31,7 @@ TREES: dict[str, dict[str, Any]] = {
 CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES if name != "medusa"}
 CASES = [(name, options) for group in (TREES, CHAINS) for name, options in group.items()]
 CASES.append(("medusa before", TREES["medusa"]))
+MERGES = {f"suffix+{name}": TREES[name] for name in ("eagle3", "parallel")}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {"medusa before": ("medusa", {"before": True, "stirred": 0.2})}
 
 
@@ -40,9 +41,12 @@ def asked(count: int = 5, longest: int = 200) -> list[list[int]]:
 
 
 def drafting_llm(name: str, options: dict[str, Any], **engine: Any) -> LLM:
+    """`options`: those of a trained drafter; another one may stand before it and a plus."""
     llm = tiny_llm(**{"context": 300, "characters": True, **engine})
+    beside, _, name = name.rpartition("+")
     method, settings = HEADS.get(name, (name, {}))
-    llm.use({"method": method, "checkpoint": str(random_head(method, **settings)), **options})
+    trees = {"method": method, "checkpoint": str(random_head(method, **settings)), **options}
+    llm.use({"method": "merge", "drafters": [beside, trees]} if beside else trees)
     return llm
 
 
@@ -99,17 +103,19 @@ def test_ends_pages_and_other_choices(name: str, monkeypatch: pytest.MonkeyPatch
     assert llm.cache.available == llm.cache.capacity
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_pages_that_rounds_filled_hold_the_right_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "options"), (TREES | MERGES).items(), ids=str)
+def test_pages_that_rounds_filled_hold_the_right_rows(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another request begins with an answer that rounds wrote: K/V of the target and of the drafter are read again."""
-    llm = burst_on_cpu(drafting_llm(name, TREES[name]), monkeypatch)
+    llm = burst_on_cpu(drafting_llm(name, options), monkeypatch)
     prompt, how = asked(1)[0][:100], SamplingParams(temperature=0.7, seed=3, max_tokens=100)
     answer = llm.generate([prompt], how)[0].token_ids
     told = [*prompt, *answer, 1, 2, 3]
     table = llm.cache.open(told)
     assert len(table.pages) == (len(prompt) + len(answer) - 1) // PAGE_SIZE >= 1
     llm.cache.release(table)
-    fresh = drafting_llm(name, TREES[name]).generate([told], how)[0]
+    fresh = drafting_llm(name, options).generate([told], how)[0]
     again = llm.generate([told], how)[0]
     assert again.token_ids == fresh.token_ids
     assert again.stats.accepted == fresh.stats.accepted, "the drafter read other rows"
@@ -157,9 +163,11 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_nothing_is_asked_of_the_host_inside_a_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = burst_on_cpu(drafting_llm(name, TREES[name]), monkeypatch)
+@pytest.mark.parametrize(("name", "options"), (TREES | MERGES).items(), ids=str)
+def test_nothing_is_asked_of_the_host_inside_a_round(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = burst_on_cpu(drafting_llm(name, options), monkeypatch)
     burst, reads = llm.engine.burst, HostReads()
     assert burst is not None
     of_tiles = attention.over_tiles

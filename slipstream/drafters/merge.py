@@ -15,7 +15,11 @@ import torch
 
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Drafter, DraftOptions, Outcome, Wish
+from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.registry import DrafterSpec, build_several
+from slipstream.drafters.repeat_loop import RepeatDraft
+from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.drafters.tree_loop import TreeDraft
 from slipstream.errors import OptionError
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
@@ -86,7 +90,8 @@ class MergeDrafter(Drafter[MergeOptions]):
 
     @property
     def origins(self) -> frozenset[str]:
-        return frozenset().union(*(drafter.origins for drafter in self.drafters))
+        # Rounds on the device do not tell the drafters apart: what is accepted there is the merge's own.
+        return frozenset({self.name}).union(*(drafter.origins for drafter in self.drafters))
 
     def attach(self, cache: PagedCache) -> None:
         for drafter in self.drafters:
@@ -110,6 +115,21 @@ class MergeDrafter(Drafter[MergeOptions]):
             for (tree, wish), offer in zip(asking, offers, strict=True):
                 tree.merge(offer.cut(wish.plan.depth))
         return merged
+
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        """`suffix` beside one drafter that grows trees there. Any other merge is made by the host."""
+        own = [drafter for drafter in self.drafters if isinstance(drafter, SuffixDrafter)]
+        others = [drafter for drafter in self.drafters if drafter not in own]
+        if len(own) != 1 or len(others) != 1 or own[0].remembers_others:
+            return None
+        trees = others[0].device_draft(lanes)
+        if not isinstance(trees, TreeDraft) or not own[0].plan.drafts:
+            return None
+        depth, nodes = max(trees.plan.depth, own[0].plan.depth), trees.plan.nodes
+        bound = Plan(self.options.depth or depth, self.options.nodes or nodes)
+        chain = _within(own[0].plan, bound)
+        joined = trees.joined(_within(trees.plan, bound), min(chain.depth, chain.nodes))
+        return RepeatDraft(joined, own[0].options.min_match)
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
         for drafter in self.drafters:

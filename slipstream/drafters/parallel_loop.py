@@ -27,21 +27,22 @@ class ParallelLoop(FeatureLoop):
     def __init__(self, drafter: ParallelDrafter, draft: TreeDraft, lanes: Lanes) -> None:
         super().__init__(drafter, draft, lanes)
         config = drafter.shape
-        rows = 2 * lanes.depth
+        depth = len(draft.widths)
+        rows = lanes.depth + depth
         self._chain = LaneTiles(lanes.tables, rows, config.heads // config.kv_heads)
         self._offsets = torch.arange(rows, device=lanes.device)
-        self._block = torch.arange(lanes.depth, device=lanes.device)
+        self._block = torch.arange(depth, device=lanes.device)
         self._logits: torch.Tensor  # [lanes, depth, draft tokens]
         self._gates: torch.Tensor  # [lanes, depth, rank]
 
     def begin(self) -> torch.Tensor:
         drafter, lanes, offsets = self.drafter, self.lanes, self._offsets
-        first, depth = self.first_fresh, lanes.depth
+        first, blanks = self.first_fresh, len(self._block) - 1
         behind = offsets - lanes.accepted[:, None]  # the root: 0, [lanes, rows]
-        place = (behind - 1).clamp(0, max(0, depth - 2))
-        told = torch.nn.functional.pad(lanes.taken, (0, len(offsets) - depth - 1))
+        place = (behind - 1).clamp(0, max(0, blanks - 1))
+        told = torch.nn.functional.pad(lanes.taken, (0, blanks))
         fused = drafter.hidden(self.features()).unflatten(0, (lanes.size, -1))
-        fused = torch.nn.functional.pad(fused, (0, 0, 0, len(offsets) - depth - 1))
+        fused = torch.nn.functional.pad(fused, (0, 0, 0, blanks))
         known = (behind <= 0)[..., None]
         embedded = torch.where(known, drafter.target.embed(told), drafter.mask(place))
         hidden = torch.where(known, fused, drafter.blank)

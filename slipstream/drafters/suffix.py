@@ -77,6 +77,11 @@ class SuffixDrafter(Drafter[SuffixOptions]):
         if self._corpus is not None:
             self._corpus.require_fits(target.tokenizer, target.config.vocab_size)
 
+    @property
+    def remembers_others(self) -> bool:
+        """Whether it drafts from more than a sequence's own text."""
+        return self.options.shared or self._corpus is not None
+
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
         return [self._one(wish.sequence, wish.plan) for wish in wishes]
 

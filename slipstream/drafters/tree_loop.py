@@ -25,15 +25,19 @@ from slipstream.types import Plan
 class TreeDraft(DeviceDraft):
     """Trees of one plan, by a drafter that grows them."""
 
-    def __init__(self, drafter: GrowingDrafter[Any], plan: Plan, kind: type[TreeLoop]) -> None:
+    def __init__(self, drafter: GrowingDrafter[Any], plan: Plan, kind: type[TreeLoop], chain: int = 0) -> None:
+        """`chain`: nodes of a chain from elsewhere that may take the places of others, and so make a tree deeper."""
         self._drafter = drafter
         self._kind = kind
-        self.depth = plan.depth if plan.branch > 1 else min(plan.depth, plan.nodes)
+        self.plan = plan
+        levels = plan.depth if plan.branch > 1 else min(plan.depth, plan.nodes)
         self.branch = plan.branch
         self.widths = [1]
-        for _ in range(self.depth - 1):
+        for _ in range(levels - 1):
             self.widths.append(min(drafter.width(plan), self.widths[-1] * plan.branch))
         self.nodes = min(plan.nodes, sum(self.widths) * plan.branch)
+        self.chain = min(chain, self.nodes)
+        self.depth = max(levels, self.chain)
         self.scratch = max(self.nodes, 2 * self.depth, sum(self.widths))
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
@@ -48,6 +52,10 @@ class TreeDraft(DeviceDraft):
     def known(self, sequence: Sequence) -> int:
         return min(sequence.table.lengths.get(self._drafter.key, 0), len(sequence.tokens) - 1)
 
+    def joined(self, plan: Plan, chain: int) -> TreeDraft:
+        """The same of another plan, with room for a chain."""
+        return TreeDraft(self._drafter, plan, self._kind, chain)
+
     def loop(self, lanes: Lanes) -> TreeLoop:
         return self._kind(self._drafter, self, lanes)
 
@@ -58,7 +66,7 @@ class TreeLoop(DeviceLoop):
     def __init__(self, drafter: GrowingDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
         self.lanes = lanes
         self._key = drafter.key
-        self._pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device)
+        self.pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device, draft.chain)
         self._fresh = torch.arange(lanes.depth + 1, device=lanes.device)
 
     # -- what a kind of model has to say ------------------------------------------------------------------------------
@@ -79,7 +87,12 @@ class TreeLoop(DeviceLoop):
         """All is in the pages."""
 
     def draft(self, sampled: bool) -> None:
-        pool, lanes = self._pool, self.lanes
+        self.grow(sampled)
+        self.offer()
+
+    def grow(self, sampled: bool) -> None:
+        """Fill the pool, level by level."""
+        pool = self.pool
         nodes, logits = pool.begin(), self.begin()
         for level, width in enumerate(pool.widths):
             warmth = self._warmth(level, width) if sampled else None
@@ -88,9 +101,12 @@ class TreeLoop(DeviceLoop):
             if followed is not None:
                 nodes = followed
                 logits = self.follow(level + 1, nodes)
-        tokens, parents = pool.best(lanes.nodes)
-        lanes.tokens[:, 1:] = tokens
-        lanes.parents[:, 1:] = parents
+
+    def offer(self) -> None:
+        """Write the likeliest nodes of the pool into the lanes."""
+        tokens, parents = self.pool.best(self.lanes.nodes)
+        self.lanes.tokens[:, 1:] = tokens
+        self.lanes.parents[:, 1:] = parents
 
     def _warmth(self, level: int, width: int) -> forest.Warmth:
         """Behind the nodes of a level: the target's noise of the position below them."""

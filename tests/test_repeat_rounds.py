@@ -1,0 +1,181 @@
+"""Rounds of `suffix` beside a drafter that grows trees: the text is the plain one, and what it repeats is guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.drafters.device_draft import DeviceDraft
+from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.sequence import Sequence
+from slipstream.tree import TokenTree
+from slipstream.types import Plan
+from tests.corpora import write_corpus
+from tests.heads import random_head
+from tests.laned import burst_on_cpu
+from tests.test_rounds import TREES, asked, drafting_llm
+from tests.tiny import tiny_llm
+
+GROWING = [name for name in TREES if name != "medusa"]
+LOOP = [3, 1, 4, 1, 5, 9, 2, 6] * 12
+
+
+def rounds_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let an LLM decode in bursts, and write down how many rounds each is given."""
+    burst, seen = burst_on_cpu(llm, monkeypatch).engine.burst, list[int]()
+    assert burst is not None
+    original = burst.run
+
+    def run(sequences: list[Sequence], rounds: int) -> tuple[list[int], float]:
+        seen.append(rounds)
+        return original(sequences, rounds)
+
+    monkeypatch.setattr(burst, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_say_what_plain_steps_say_and_accept_what_the_text_repeats(
+    name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [LOOP, [5] * 50, *asked(3)]
+    how = [SamplingParams(temperature=temperature, seed=i, max_tokens=60 + 5 * i) for i in range(5)]
+    plain = tiny_llm(context=300, characters=True).generate(prompts, how)
+    alone = burst_on_cpu(drafting_llm(name, TREES[name]), monkeypatch).generate(prompts, how)
+    llm = drafting_llm(f"suffix+{name}", TREES[name])
+    seen = rounds_of(llm, monkeypatch)
+    merged = llm.generate(prompts, how)
+    assert seen and llm.engine.draft_faults == 0
+    for one, other in zip(plain, merged, strict=True):
+        assert (one.token_ids, one.text) == (other.token_ids, other.text)
+        assert {origin for origin in other.stats.origins if origin} <= llm.engine.drafter.origins
+        assert other.stats.accepted == sum(origin is not None for origin in other.stats.origins)
+    both = [sum(output.stats.accepted for output in outputs) for outputs in (merged, alone)]
+    assert both[0] > 1.3 * both[1]
+    deepest = [sum(count > 0 for count in output.stats.accepted_by_depth) for output in merged]
+    assert temperature > 0.0 or max(deepest) > TREES[name]["depth"], "no chain was longer than a tree is deep"
+    assert llm.cache.available == llm.cache.capacity
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_without_a_match_the_trees_are_those_of_the_other_drafter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are as deep and as wide, though the lanes have room for longer paths."""
+    how = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=40) for i in range(5)]
+    llms = (drafting_llm(kind, TREES[name]) for kind in (name, f"suffix:min_match=100+{name}"))
+    alone, merged = (burst_on_cpu(llm, monkeypatch).generate(asked(), how) for llm in llms)
+    for one, other in zip(alone, merged, strict=True):
+        assert [o is None for o in one.stats.origins] == [o is None for o in other.stats.origins]
+        assert one.stats.offered_by_depth == other.stats.offered_by_depth
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_a_drafter_reads_all_tokens_of_a_long_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are those that single steps make, where more tokens come at once than its own trees have levels."""
+
+    def rows(llm: LLM) -> tuple[int, torch.Tensor]:
+        """Tokens so far, and the K/V that the drafter has of them, [layers, 2, heads, tokens, size]."""
+        stream = llm.stream(LOOP, SamplingParams(temperature=0.0, max_tokens=100))
+        count = 0
+        while count < 70:
+            count += len(next(stream).token_ids)
+        table = llm.engine.scheduler.running[0].table
+        key = next(key for key in llm.cache.stores if key.endswith(f"{name}.1"))
+        known = llm.cache.stores[key][:, :, table.pages].transpose(2, 3).flatten(3, 4)[..., : table.lengths[key], :]
+        return count, known.clone()
+
+    _, wanted = rows(drafting_llm(f"suffix+{name}", TREES[name]))
+    count, found = rows(burst_on_cpu(drafting_llm(f"suffix+{name}", TREES[name]), monkeypatch))
+    shared = min(found.shape[3], wanted.shape[3])
+    assert shared > len(LOOP) + 50 and found.shape[3] + 16 >= len(LOOP) + count
+    assert torch.allclose(found[..., :shared, :], wanted[..., :shared, :], atol=1e-4)
+
+
+def test_single_steps_and_bursts_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that needs the host comes and goes twice; what `suffix` keeps there has seen what bursts gave."""
+    propose, looked = SuffixDrafter._one, 0
+
+    def compared(self: SuffixDrafter, sequence: Sequence, plan: Plan) -> TokenTree:
+        nonlocal looked
+        tree = propose(self, sequence, plan)
+        kept = sequence.drafting.pop(self.key)
+        anew = propose(self, sequence, plan)
+        sequence.drafting[self.key] = kept
+        assert (tree.tokens, tree.parents) == (anew.tokens, anew.parents)
+        looked += len(tree) > 1
+        return tree
+
+    monkeypatch.setattr(SuffixDrafter, "_one", compared)
+    how = SamplingParams(temperature=0.0, max_tokens=150)
+    odd = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1)
+    wanted = tiny_llm(context=300, characters=True).generate([LOOP], how)[0]
+    llm = drafting_llm("suffix+eagle3", TREES["eagle3"])
+    seen = rounds_of(llm, monkeypatch)
+    stream = llm.stream(LOOP, how)
+    given, bursts = list[int](), list[int]()
+    for _ in range(2):
+        for _ in range(3):
+            given += next(stream).token_ids
+        bursts.append(len(seen))
+        other = llm.stream([7] * 30, odd)
+        assert next(other).token_ids
+        steps = looked
+        for delta in other:
+            assert delta is not None
+        assert looked > steps, "the host drafted nothing"
+    for delta in stream:
+        given += delta.token_ids
+    assert given == wanted.token_ids
+    assert 0 < bursts[0] < bursts[1] < len(seen) and llm.engine.draft_faults == 0
+
+
+# -- which merges, and their shapes -----------------------------------------------------------------------------------
+
+
+def drafted(lanes: int, *drafters: Any, **options: Any) -> DeviceDraft | None:
+    llm = tiny_llm(context=300, characters=True)
+    llm.use({"method": "merge", "drafters": list(drafters), **options})
+    return llm.engine.drafter.device_draft(lanes)
+
+
+def trees(name: str = "eagle3", **options: Any) -> dict[str, Any]:
+    return {"method": name, "checkpoint": str(random_head(name)), "depth": 4, "nodes": 40, **options}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "other", "options", "shape"),
+    [
+        ("suffix", {}, {}, (40, 16)),
+        ("suffix:depth=5", {}, {}, (40, 5)),
+        ("suffix:depth=2", {}, {}, (40, 4)),
+        ("suffix:nodes=7", {}, {}, (40, 7)),
+        ("suffix", {}, {"nodes": 10}, (10, 10)),
+        ("suffix", {}, {"depth": 3}, (40, 3)),
+        ("suffix", {"nodes": 3}, {"nodes": 24}, (3, 4)),
+        ("suffix", {"branch": 1, "nodes": 0}, {}, (4, 4)),
+    ],
+)
+def test_a_chain_is_as_long_as_its_options_and_the_nodes_of_the_tree_allow(
+    suffix: str, other: dict[str, Any], options: dict[str, Any], shape: tuple[int, int]
+) -> None:
+    for drafters in ((suffix, trees(**other)), (trees(**other), suffix)):
+        draft = drafted(1, *drafters, **options)
+        assert draft is not None
+        assert (draft.nodes, draft.depth) == shape
+        assert draft.scratch >= 2 * draft.depth
+
+
+def test_other_merges_are_left_to_the_host(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", [LOOP], tokenizer=tiny_llm(context=300, characters=True).tokenizer)
+    assert drafted(1, {"method": "suffix", "corpus": str(tmp_path / "corpus")}, trees()) is None
+    assert drafted(1, "suffix:shared=true", trees()) is None
+    assert drafted(1, "suffix:depth=0", trees()) is None
+    assert drafted(1, "suffix", trees(min_confidence=0.1)) is None
+    assert drafted(1, "suffix", {"method": "medusa", "checkpoint": str(random_head("medusa"))}) is None
+    assert drafted(1, "suffix", "suffix") is None
+    assert drafted(1, "suffix", "ngram", trees()) is None
+    assert drafted(1, "ngram", trees()) is None
