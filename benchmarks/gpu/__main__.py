@@ -64,6 +64,11 @@ class Run:
         texts = [self.llm._chat_prompt([{"role": "user", "content": text}]) for _, text in self.asked]
         return [list(texts[i % len(texts)]) for i in range(count)]
 
+    @property
+    def joined(self) -> list[str]:
+        """`suffix` beside the drafter that it joins on the device."""
+        return [f"suffix+{self.drafters['eagle3']}"] if "eagle3" in self.drafters else []
+
     def floor(self) -> None:
         model: Any = self.llm.model
         for rows in ROWS:
@@ -72,7 +77,7 @@ class Run:
     def steps(self) -> None:
         for context in (256, 1900):
             self.note("steps", steps.step(self.llm, "none", context))
-        for spec in self.drafters.values():
+        for spec in (*self.drafters.values(), *self.joined):
             self.note("steps", steps.step(self.llm, spec, 1900))
         if "eagle3" in self.drafters:
             for context, options in ((256, ""), (1900, ",depth=8"), (1900, ",nodes=7"), (1900, ",nodes=31")):
@@ -81,8 +86,8 @@ class Run:
     def answers(self) -> None:
         plain = answers.answer(self.llm, "none", self.asked, self.tokens)
         self.note("answers", plain.report(None))
-        for name in (*self.drafters.values(), "suffix"):
-            self.note("answers", answers.answer(self.llm, name, self.asked, self.tokens).report(plain))
+        for spec in (*self.drafters.values(), "suffix", *self.joined):
+            self.note("answers", answers.answer(self.llm, spec, self.asked, self.tokens).report(plain))
 
     def batches(self) -> None:
         spec = self.drafters.get("eagle3")
