@@ -190,7 +190,7 @@ class Pool:
         """Let chains below the roots join what has grown: int64 [lanes, chain], float32 and never rising.
 
         As far as a chain goes along nodes that are there, it raises their scores to its own; the rest of it is added. A
-        parent is raised before its child and by no less, and what is added stands behind everything that has grown: a
+        parent is raised before its child and to no less, and what is added stands behind everything that has grown: a
         child's score stays below its parent's, or equal and behind it.
         """
         if runs_fused(scores):
