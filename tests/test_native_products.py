@@ -22,7 +22,10 @@ pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own
 needs_digits = pytest.mark.skipif(not digits_work(), reason="no instruction for 8-bit products")
 
 
-@pytest.fixture(params=[None, Machine(8, 5, digits=False), Machine(4, 8, digits=False)], ids=["own", "8", "4"])
+@pytest.fixture(
+    params=[None, Machine(8, 5, digits=False, dots=False), Machine(4, 8, digits=False, dots=False)],
+    ids=["own", "8", "4"],
+)
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Kernels as other processors get them, too: their vectors are shorter."""
     if request.param is not None:

@@ -1,8 +1,8 @@
 """Products of rows with a matrix of 8-bit weights, in whole numbers.
 
 A row is divided by its largest number and cut into two digits of 7 bits (see `models/quantized.py`); digits times codes
-are summed by the processor's instruction for just that, four at a time. Whole numbers do not round, so there is only
-one result. The instruction wants one side without a sign: codes have 128 added, and what that adds is taken off again.
+are summed four at a time, by the processor's instruction for just that or by two others. Whole numbers do not round, so
+there is only one result. One side must be without a sign: codes have 128 added, and what that adds is taken off again.
 
 A weight [out, in] lies in panels of two vectors of outputs and four inputs each, [panels, in / 4, 2 * lanes, 4].
 """
@@ -87,9 +87,16 @@ def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False
     code.done()
 
 
-def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> ir.Function:
-    """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    return add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)])
+def add_product(module: ir.Module, name: str, ending: Ending, *, dots: bool) -> ir.Function:
+    """A kernel for tiles of a few rows; `ending` says what becomes of the results. `dots`: by an instruction for it."""
+    most = tile_rows(dots=dots)
+    tiles = [_tile(module, f"{name}.{rows}", rows, ending, dots) for rows in range(1, most + 1)]
+    return add_tiles(module, name, tiles)
+
+
+def tile_rows(*, dots: bool) -> int:
+    """Rows of a tile at most: as many as there are registers for their sums."""
+    return 4 if dots else 1
 
 
 def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.Function:
@@ -105,11 +112,11 @@ def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.
     return code.done()
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending, dots: bool) -> ir.Function:
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
     arguments, panel, begin, number, count = code.arguments
     inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
-    whole = ir.VectorType(I32, LANES)
+    whole, dot = ir.VectorType(I32, LANES), code.dot if dots else code.dot_by_pairs
     size = code.times(inputs, width)
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
     fours = code.over(inputs, 4)
@@ -132,7 +139,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Functio
                 for which, digit in enumerate(digits):
                     four = code.spread(code.load(digit, place, I32, 4), LANES)
                     for part in range(2):
-                        sums[2 * which + part] = code.dot(sums[2 * which + part], codes[part], four)
+                        sums[2 * which + part] = dot(sums[2 * which + part], codes[part], four)
             results.extend(sums)
         reached = until
     for row in range(rows):

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from slipstream.native.products import Ending
 
-DIGIT_ROWS = 4  # of a tile of an 8-bit or 4-bit product
-
 
 @functools.cache
 def products() -> Library:
@@ -28,17 +26,15 @@ def products() -> Library:
 
 @functools.cache
 def digits() -> Library:
-    """For 8-bit weights, where there is the instruction for them: `pack`, `digit_product`, and `cut`, with a twin
-    `cut_normed` that norms first.
-    """
+    """For 8-bit weights: `pack`, `digit_product`, and `cut`, with a twin `cut_normed` that norms first."""
     by_squares = squares()
-    return library(f"digits {here()!r} {by_squares}", functools.partial(_digits, by_squares))
+    return library(f"digits {here()!r} {by_squares}", functools.partial(_digits, here(), by_squares))
 
 
 @functools.cache
 def nibbles() -> Library:
     """For 4-bit weights, likewise: `nibble_product`, and `cut_groups` with a twin `cut_groups_normed`."""
-    return library(f"nibbles {here()!r}", _nibbles)
+    return library(f"nibbles {here()!r}", functools.partial(_nibbles, here()))
 
 
 @functools.cache
@@ -71,7 +67,7 @@ def _products(machine: Machine, module: ir.Module) -> None:
     add_norm(module, "norm", machine.lanes)
 
 
-def _digits(by_squares: bool, module: ir.Module) -> None:
+def _digits(machine: Machine, by_squares: bool, module: ir.Module) -> None:
     from slipstream.native.digits import add_cut, add_product
     from slipstream.native.packing import add_pack
     from slipstream.native.squares import add_choice
@@ -80,19 +76,19 @@ def _digits(by_squares: bool, module: ir.Module) -> None:
     for twin, ending in _endings():
         name = f"digit_product{twin}"
         if by_squares:
-            add_choice(module, name, add_product(module, f"{name}.vectors", DIGIT_ROWS, ending), ending)
+            add_choice(module, name, add_product(module, f"{name}.vectors", ending, dots=machine.dots), ending)
         else:
-            add_product(module, name, DIGIT_ROWS, ending)
+            add_product(module, name, ending, dots=machine.dots)
     add_cut(module, "cut", normed=False)
     add_cut(module, "cut_normed", normed=True)
 
 
-def _nibbles(module: ir.Module) -> None:
+def _nibbles(machine: Machine, module: ir.Module) -> None:
     from slipstream.native.digits import add_cut
     from slipstream.native.nibbles import add_product
 
     for twin, ending in _endings():
-        add_product(module, f"nibble_product{twin}", DIGIT_ROWS, ending)
+        add_product(module, f"nibble_product{twin}", ending, dots=machine.dots)
     add_cut(module, "cut_groups", normed=False, grouped=True)
     add_cut(module, "cut_groups_normed", normed=True, grouped=True)
 

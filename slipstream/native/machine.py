@@ -15,11 +15,14 @@ TEAM = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_thre
 
 @dataclass(frozen=True)
 class Machine:
-    """Vectors of so many floats, tiles of so many rows, and whether there is an instruction for 8-bit products."""
+    """Vectors of so many floats, and tiles of so many rows. `digits`: there are kernels for 8-bit products; `dots`: and
+    an instruction for just that, in vectors of 64 bytes.
+    """
 
     lanes: int
     tile_rows: int
     digits: bool
+    dots: bool
 
 
 @functools.cache
@@ -37,17 +40,17 @@ def machine() -> Machine | None:
         return None
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
-        return Machine(16, 8, bool(features.get("avx512vnni")))
+        return Machine(16, 8, digits=True, dots=bool(features.get("avx512vnni")))
     if features.get("avx2") and features.get("fma"):
-        return Machine(8, 5, digits=False)
-    return Machine(4, 8, digits=False) if features.get("neon") else None
+        return Machine(8, 5, digits=True, dots=False)
+    return Machine(4, 8, digits=False, dots=False) if features.get("neon") else None
 
 
 @functools.cache
 def squares() -> bool:
     """Whether there is a unit for whole matrices of bytes. Finding out takes a process: only 8-bit products ask."""
     found = machine()
-    if found is None or not found.digits:
+    if found is None or not found.dots:
         return False
     from llvmlite import binding
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.digits import add_tiles
+from slipstream.native.digits import add_tiles, tile_rows
 from slipstream.native.emit import F32, I16, I32, I64, POINTER, Code, Value, floats
 from slipstream.native.fetch import Fetch
 from slipstream.native.products import Ending
@@ -24,14 +24,15 @@ from slipstream.native.words import Digits
 _VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector of outputs
 
 
-def add_product(module: ir.Module, name: str, most: int, ending: Ending) -> None:
-    """A kernel for tiles of up to `most` rows; `ending` says what becomes of the results."""
-    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending) for rows in range(1, most + 1)])
+def add_product(module: ir.Module, name: str, ending: Ending, *, dots: bool) -> None:
+    """A kernel for tiles of a few rows; `ending` says what becomes of the results. `dots`: by an instruction for it."""
+    most = tile_rows(dots=dots)
+    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending, dots) for rows in range(1, most + 1)])
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Function:
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending, dots: bool) -> ir.Function:
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
-    builder = code.builder
+    builder, dot = code.builder, code.dot if dots else code.dot_by_pairs
     arguments, panel, begin, number, count = code.arguments
     inputs = code.number(arguments, Digits.INPUTS)
     groups = code.over(inputs, GROUP)
@@ -64,7 +65,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending) -> ir.Functio
                     where = code.plus(code.times(group, GROUP // 4), four)
                     for which, digit in enumerate(digits):
                         spread = code.spread(code.load(digit, where, I32, 4), LANES)
-                        counts[which] = code.dot(counts[which], codes, spread)
+                        counts[which] = dot(counts[which], codes, spread)
             grid = code.plus(code.times(group, 4 * LANES), half * LANES)
             scale, offset = (_wide(code, grids, code.plus(grid, part * 2 * LANES)) for part in range(2))
             base = code.fma(scale, code.constant(-8.0, vector), offset)
