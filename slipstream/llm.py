@@ -39,6 +39,7 @@ Message = Mapping[str, object]
 
 _WARM_UP_TOKENS = 48  # of an answer: enough for graphs to be captured and replayed
 _WARM_UP_LENGTHS = (1, 30, 60, 120, 240, 480, 2000)
+_WARM_UP_NEW = 30  # tokens of which none comes twice: a drafter may wait until one does, and such rounds are others
 _CACHE_TOKENS = 32_768  # tokens of context that the cache holds by default, all requests together
 _PROMPT_ROWS = {"cpu": 512, "cuda": 8192}  # rows of prompts in one step, by kind of device
 
@@ -118,10 +119,12 @@ class LLM:
         """
         if self.model.device == "cpu":
             return
+        how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
         for length in _WARM_UP_LENGTHS:
-            how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
             if length + _WARM_UP_TOKENS <= self.max_model_len:
                 self.generate([[0] * length], how)
+        if self.max_model_len >= _WARM_UP_NEW + _WARM_UP_TOKENS:
+            self.generate([[*range(_WARM_UP_NEW)]], how)
         self.cache.forget_idle()
 
     def _remove_stores(self) -> None:

@@ -181,16 +181,16 @@ def test_prompts_do_not_stop_the_others_bursts(bursting_llm: Bursting) -> None:
     assert [p.new_tokens for p in seen[1]] == [PLAIN_ROUNDS], "the long prompt is fed beside a burst"
 
 
-def test_only_engines_that_never_draft_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_engines_that_draft_on_the_device_or_not_at_all_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm()
     engine = llm.engine
     assert engine.burst is None, "a pass on a CPU cannot be captured"
     monkeypatch.setattr(Decoder, "captures", True)
     assert isinstance(make_burst(llm.model, llm.cache, engine.drafter, Match()), Burst)
     assert make_burst(llm.model, llm.cache, engine.drafter, Rejection()) is None
-    for name, blind in (("suffix", False), ("ngram", False), ("lookahead", False), (None, True)):
+    for name, bursts in (("suffix", True), ("ngram", False), ("lookahead", False), (None, True)):
         llm.use(name)
-        assert (llm.engine.burst is not None) == blind, name
+        assert (llm.engine.burst is not None) == bursts, name
 
 
 def test_without_graphs_a_function_runs_each_time() -> None:

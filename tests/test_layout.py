@@ -34,6 +34,7 @@ ORDER = [
     "attention",
     "native",
     "graphs",
+    "lane_kernels",
     "lanes",
     "pass_kernels",
     "passing",

@@ -45,6 +45,12 @@ class DeviceDraft(ABC):
     def prepare(self, sequences: Seq[Sequence]) -> bool:
         """Bring the drafter up to the sequences' roots; False where that cannot be done for all of them."""
 
+    def expects(self, sequences: Seq[Sequence]) -> bool:
+        """Whether there is something to guess. Where there is not, the next few rounds are plain ones, of which the
+        drafter is not told: only one that keeps nothing but the text may say so.
+        """
+        return True
+
     def known(self, sequence: Sequence) -> int:
         """How many tokens of a sequence the drafter need not be told: all, or at most `depth` less, before the root."""
         return len(sequence.tokens) - 1

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from slipstream.drafters.automaton import ROOT, SuffixAutomaton
 from slipstream.drafters.base import Drafter, DraftOptions, Wish
+from slipstream.drafters.chain_loop import ChainDraft
 from slipstream.drafters.corpus import Corpus, Header
+from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.matches import Following, Match, grow
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
@@ -81,6 +83,14 @@ class SuffixDrafter(Drafter[SuffixOptions]):
     def remembers_others(self) -> bool:
         """Whether it drafts from more than a sequence's own text."""
         return self.options.shared or self._corpus is not None
+
+    def device_draft(self, lanes: int) -> DeviceDraft | None:
+        length = min(self.plan.depth, self.plan.nodes)
+        return None if self.remembers_others or not self.plan.drafts else ChainDraft(self, length)
+
+    def matched(self, sequence: Sequence) -> int:
+        """How many tokens the longest suffix of a sequence has that occurred before."""
+        return self._match(sequence).length
 
     def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
         return [self._one(wish.sequence, wish.plan) for wish in wishes]

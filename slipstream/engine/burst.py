@@ -35,6 +35,7 @@ from slipstream.verify import Match, Verifier
 
 PLAIN_ROUNDS = 16  # of a burst at most: tokens reach a stream, and prompts their turn, that much later
 TREE_ROUNDS = 8
+WAITING_ROUNDS = 4  # plain ones, while a drafter has nothing to guess
 _ENDED = 8  # a burst stops where one in so many lanes has come to its end
 
 
@@ -52,6 +53,7 @@ class Size:
     lanes: Lanes
     draft: DeviceDraft | None
     loop: DeviceLoop | None
+    rounds: int  # of a burst at most
     tiles: LaneTiles
     told: torch.Tensor  # int64 [rounds, lanes, 2 + depth + 1]: accepted, deepest, taken
     number: torch.Tensor  # int64 [1]: of the next round
@@ -64,8 +66,7 @@ class Burst:
         self._model = model
         self._cache = cache
         self._drafter = drafter
-        self._rounds = PLAIN_ROUNDS if drafter.blind else TREE_ROUNDS
-        self._sizes: dict[int, Size] = {}
+        self._sizes: dict[tuple[int, bool], Size] = {}  # by lanes, and whether there are trees
         self.graphs = Graphs(model.device)
 
     # -- what the host does before ------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ class Burst:
         Nobody is set aside for a burst: that is for a single step to do, when it must.
         """
         size = self._size(sequences)
-        rounds = min(self._rounds, max(s.remaining for s in sequences))
+        rounds = min(size.rounds, max(s.remaining for s in sequences))
         while rounds:
             rows = [s.cached + rounds * (1 + size.lanes.depth) + _scratch(size.draft) for s in sequences]
             pages = (-(-n // PAGE_SIZE) - len(s.table.pages) for n, s in zip(rows, sequences, strict=True))
@@ -140,20 +141,26 @@ class Burst:
 
     def _size(self, sequences: list[Sequence]) -> Size:
         count = bucket(len(sequences))
-        if count not in self._sizes:
-            self._sizes[count] = self._made(count)
-        return self._sizes[count]
+        size = self._made(count, trees=not self._drafter.blind)
+        waits = size.draft is not None and not size.draft.expects(sequences)
+        return self._made(count, trees=False) if waits else size
 
-    def _made(self, count: int) -> Size:
+    def _made(self, count: int, *, trees: bool) -> Size:
+        if (count, trees) not in self._sizes:
+            self._sizes[count, trees] = self._make(count, trees)
+        return self._sizes[count, trees]
+
+    def _make(self, count: int, trees: bool) -> Size:
         config, device = self._model.config, self._model.device
-        draft = self._drafter.device_draft(count)
+        draft = self._drafter.device_draft(count) if trees else None
         nodes, depth = (draft.nodes, draft.depth) if draft else (0, 0)
-        spare = self._rounds * (1 + depth) + _scratch(draft)
+        rounds = TREE_ROUNDS if trees else PLAIN_ROUNDS if self._drafter.blind else WAITING_ROUNDS
+        spare = rounds * (1 + depth) + _scratch(draft)
         lanes = Lanes(count, nodes, depth, config.context, spare, device)
         tiles = LaneTiles(lanes.tables, 1 + nodes, config.heads // config.kv_heads, open_rows=nodes > 0)
-        told = torch.zeros(self._rounds, count, 3 + depth, dtype=torch.int64, device=device)
+        told = torch.zeros(rounds, count, 3 + depth, dtype=torch.int64, device=device)
         loop = None if draft is None else draft.loop(lanes)
-        return Size(lanes, draft, loop, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
+        return Size(lanes, draft, loop, rounds, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
 
     def _tell(self, size: Size, sequences: list[Sequence], rounds: int) -> npt.NDArray[np.int64]:
         """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...]."""
@@ -178,7 +185,8 @@ class Burst:
 
     def verify(self, size: Size, sampled: bool) -> None:
         """The second half."""
-        self.graphs.run((size.lanes.size, sampled, "verify"), lambda: self._verify(size, sampled))
+        key = (size.lanes.size, size.lanes.nodes, sampled, "verify")
+        self.graphs.run(key, lambda: self._verify(size, sampled))
 
     def _verify(self, size: Size, sampled: bool) -> None:
         """The target's pass over all trees, and the way to the next roots."""

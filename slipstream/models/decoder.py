@@ -27,7 +27,15 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.exact_linear import ExactLinear
 from slipstream.models.fingerprint import Fingerprint
 from slipstream.models.gpu_mixture import GroupedMixture
-from slipstream.models.linear import Linear, add_product, digits_work, make_linear, native_works, squares_work
+from slipstream.models.linear import (
+    Linear,
+    add_product,
+    digits_work,
+    dots_work,
+    make_linear,
+    native_works,
+    squares_work,
+)
 from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.native_rows import NativeRows, native_shape
@@ -294,7 +302,8 @@ class Decoder(Model):
         if self.device != "cpu" or self.quantize == "none":
             return super().cheap_rows
         if digits_work():  # reading so few bytes takes so little time that multiplying counts
-            return (8 if squares_work() else 7) if self.quantize == "int8" else 6
+            few = 8 if squares_work() else 7
+            return few if self.quantize == "int8" else 6 if dots_work() else 4
         return 4 if self.quantize == "int4" else super().cheap_rows  # that kernel unpacks weights for every few rows
 
     @property

@@ -216,6 +216,14 @@ def digits_work() -> bool:
     return found is not None and found.digits and native_works()
 
 
+def dots_work() -> bool:
+    """Whether those take the processor's instruction for them: without it a row more costs three times as much."""
+    from slipstream.native.machine import machine
+
+    found = machine()
+    return found is not None and found.dots and digits_work()
+
+
 def squares_work() -> bool:
     """Whether 8-bit products of several rows take the processor's matrix unit."""
     from slipstream.native.machine import squares
