@@ -10,7 +10,7 @@ from slipstream.attention.blocks import _SegmentPlan
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.tree import TokenTree
 
-KV_HEADS, GROUP, SIZE = 2, 3, 64
+KV_HEADS, GROUP, SIZE = 2, 4, 64
 
 
 @pytest.mark.parametrize("context", [130, 200, 255, 700])

@@ -59,6 +59,6 @@ def test_captured_passes_say_what_others_say(speculate: str, window: int | None,
 
 def test_prompts_run_as_they_are(passes: list[int]) -> None:
     llm = host_llm()
-    llm.use("suffix")
+    llm.use("suffix:shared=true")  # which only the host can do
     llm.generate([[3] * 290], SamplingParams(temperature=0.0, max_tokens=3))
     assert passes and max(passes) < 40

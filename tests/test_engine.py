@@ -325,6 +325,6 @@ def test_warming_up_asks_prompts_that_fit_and_keeps_none(monkeypatch: pytest.Mon
     assert asked == [], "a CPU has nothing to warm up"
     monkeypatch.setattr(llm.model, "device", "cuda")
     llm.warm_up()
-    assert asked == [1, 30, 60, 120, 240], "every length that fits"
+    assert asked == [1, 30, 60, 120, 240, 30], "every length that fits, and one prompt in which nothing repeats"
     assert llm.cache.open([0] * 300).pages == []
     assert llm.cache.available == llm.cache.capacity

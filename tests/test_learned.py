@@ -106,6 +106,7 @@ def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, m
     [
         *(("none", "matrix unit", 16, 8), ("int8", "matrix unit", 7, 8), ("int4", "matrix unit", 5, 5)),
         *(("none", "vectors", 16, 8), ("int8", "vectors", 6, 6), ("int4", "vectors", 5, 5)),
+        *(("none", "pairs", 16, 8), ("int8", "pairs", 6, 6), ("int4", "pairs", 3, 3)),
         *(("none", "", 16, 8), ("int8", "", 16, 8), ("int4", "", 3, 3)),
     ],
 )
@@ -113,6 +114,7 @@ def test_trees_have_as_many_nodes_as_rows_are_cheap(
     mode: str, own_kernels: str, nodes: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipstream.models.decoder.digits_work", lambda: own_kernels != "")
+    monkeypatch.setattr("slipstream.models.decoder.dots_work", lambda: own_kernels in ("matrix unit", "vectors"))
     monkeypatch.setattr("slipstream.models.decoder.squares_work", lambda: own_kernels == "matrix unit")
     checkpoint = random_head("eagle3")
     plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).engine.drafter.plan
