@@ -29,7 +29,7 @@ from slipstream.tree import TokenTree
 from tests.test_families import build
 
 pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own on this machine")
-needs_digits = pytest.mark.skipif(not digits_work(), reason="no instruction for 8-bit products")
+needs_digits = pytest.mark.skipif(not digits_work(), reason="no kernels for 8-bit products")
 
 
 # -- whole passes -----------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ needs_digits = pytest.mark.skipif(not digits_work(), reason="no instruction for 
 @pytest.mark.parametrize("family", ["llama2", "mistral", "qwen2"])
 def test_a_pass_is_a_program_and_computes_what_operations_do(family: str, quantize: str, tmp_path: Path) -> None:
     if quantize != "none" and not digits_work():
-        pytest.skip("no instruction for 8-bit products")
+        pytest.skip("no kernels for 8-bit products")
     build(family, tmp_path, hidden_size=64, intermediate_size=128)
     model, _ = load_model(tmp_path, dtype="float32", device="cpu", quantize=quantize)
     assert model.native is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from slipstream.native.machine import Machine, machine, squares
 from slipstream.native.shape import GROUP
 
 pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own on this machine")
-needs_digits = pytest.mark.skipif(not digits_work(), reason="no instruction for 8-bit products")
+needs_digits = pytest.mark.skipif(not digits_work(), reason="no kernels for 8-bit products")
 
 
 @pytest.fixture(
@@ -77,6 +78,26 @@ def test_an_8_bit_product_has_the_bits_of_the_slow_one(outputs: int, sixteens: i
 
 
 @needs_digits
+@pytest.mark.parametrize(("outputs", "inputs", "rows"), [(1, 16, 1), (70, 64, 9), (33, 576, 3)])
+def test_without_an_instruction_for_them_8_bit_products_have_the_same_bits(
+    outputs: int, inputs: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two products at a time are summed in 16 bits, which is just enough: for the largest codes and digits, too."""
+    plain = replace(kernels.here(), dots=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "machine", lambda: plain)
+        patch.setattr(kernels, "squares", lambda: False)
+        kernels.digits.cache_clear()
+        random_weight = torch.randn(outputs, inputs)
+        for weight in (random_weight, random_weight.sign(), torch.ones(outputs, inputs), -torch.ones(outputs, inputs)):
+            large = torch.full((rows, inputs), 64 / 8127)  # 64 of the lower digit, once the row has a 1
+            for x in (torch.randn(rows, inputs), torch.ones(rows, inputs), large, -large):
+                x[:, 0] = 1.0
+                assert torch.equal(int8_linear(weight)(x), Int8Linear(Int8Matrix(weight))(x))
+    kernels.digits.cache_clear()
+
+
+@needs_digits
 @pytest.mark.parametrize("inputs", [64, 192, 576, 1536])
 def test_the_matrix_unit_has_the_bits_of_vectors(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernels.squares():
@@ -109,7 +130,7 @@ def test_a_matrix_unit_that_is_forbidden_is_left_alone(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("kind", ["float", "8 bits", "4 bits"])
 def test_pairing_gates_and_values_changes_no_result(kind: str) -> None:
     if kind != "float" and not digits_work():
-        pytest.skip("no instruction for 8-bit products")
+        pytest.skip("no kernels for 8-bit products")
     make = {"float": FloatLinear, "8 bits": int8_linear, "4 bits": int4_linear}[kind]
     generator = torch.Generator().manual_seed(5)
     product = make(torch.randn(192, 96, generator=generator), torch.randn(192, generator=generator))
