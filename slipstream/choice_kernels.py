@@ -67,9 +67,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -
     tops = torch.empty(rows, blocks, dtype=torch.float64, device=logits.device)
     tokens = torch.empty(rows, blocks, dtype=torch.int64, device=logits.device)
     _draw[rows, blocks](
-        *(logits, keys, temperatures, tops, tokens, rows, vocab, logits.stride(0), blocks),
-        BLOCK=_BLOCK,
-        num_warps=8,
+        *(logits, keys, temperatures, tops, tokens, rows, vocab, logits.stride(0), blocks), BLOCK=_BLOCK, num_warps=8
     )
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     _first[(rows,)](tops, tokens, chosen, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=1)

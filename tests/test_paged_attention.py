@@ -79,7 +79,7 @@ def segments() -> list[Segment]:
 
 def test_tiles_hold_every_row_once_and_no_row_of_another_sequence() -> None:
     given = segments()
-    tiles = Tiles.of(given, 3, "cpu")
+    tiles = Tiles.of(given, 3, 64, "cpu")
     facts = tiles.fields.numpy()
     rows = [int(r) + i for r, count in zip(facts[ROW], facts[COUNT], strict=True) for i in range(count)]
     assert rows == list(range(sum(s.rows for s in given)))
@@ -98,7 +98,7 @@ def test_tiles_hold_every_row_once_and_no_row_of_another_sequence() -> None:
 
 def test_bits_and_positions_say_what_the_segments_say() -> None:
     given = segments()
-    tiles = Tiles.of(given, 3, "cpu")
+    tiles = Tiles.of(given, 3, 64, "cpu")
     start = 0
     for number, segment in enumerate(given):
         opened = int(tiles.fields[OPEN][tiles.fields[TABLE] == number][0])
@@ -129,8 +129,9 @@ def test_a_batch_is_split_alike_whether_it_is_filled_up_or_not(kv_heads: int) ->
 
 
 def test_a_program_has_room_for_one_row_of_any_group() -> None:
-    assert [query_block(3, rows) for rows in (1, 5, 6, 16, 64)] == [16, 16, 32, 64, 128]
-    assert query_block(71, 1) == 128
+    assert [query_block(3, 128, rows) for rows in (1, 5, 6, 16, 64)] == [16, 16, 32, 64, 128]
+    assert [query_block(3, 256, rows) for rows in (6, 16, 64)] == [32, 64, 64], "large heads fill the memory sooner"
+    assert query_block(71, 64, 1) == 128
 
 
 def test_a_machine_without_a_gpu_never_imports_triton() -> None:

@@ -45,7 +45,7 @@ class ExactPagedAttention:
         self._size = size
         self._softcap = softcap
         if tiles is None:
-            tiles = Tiles.of([part for s in segments for part in without_trunk(s)], self._group, device)
+            tiles = Tiles.of([part for s in segments for part in without_trunk(s)], self._group, size, device)
         self._tiles = tiles
         self._shares = -(-tiles.tables.shape[1] * PAGE_SIZE // _SHARE)
         self._queries = 1 << (max(_QUERIES, self._group) - 1).bit_length()
@@ -60,8 +60,8 @@ class ExactPagedAttention:
 
         tiles = self._tiles
         words = tiles.bits.shape[1]
-        lengths = tiles.fields.new_empty(tiles.rows)
-        ancestors = tiles.fields.new_empty(tiles.rows if tiles.trees else 1, 32 * words)
+        lengths = tiles.fields.new_empty(tiles.rows, dtype=torch.int32)
+        ancestors = lengths.new_empty(tiles.rows if tiles.trees else 1, 32 * words)
         block = 32 << (words - 1).bit_length()
         lay_out[count, height](
             tiles.fields, tiles.bits, lengths, ancestors, count, words, 32 * words, BLOCK=block, num_warps=1

@@ -50,7 +50,7 @@ class PagedAttention:
         self._group = heads // kv_heads
         self._size = size
         self._softcap = softcap
-        self._tiles = Tiles.of(segments, self._group, device) if tiles is None else tiles
+        self._tiles = Tiles.of(segments, self._group, size, device) if tiles is None else tiles
         self._large = self._tiles.queries >= _MANY_QUERIES
         self._splits = splits(self._tiles.fields.shape[1], kv_heads, _PROGRAMS // (2 if self._large else 1))
 
@@ -108,7 +108,7 @@ class PagedAttention:
         if shares > 1:
             lines = tiles.rows * heads
             warps = 1 if shares * padded <= 4096 else 4
-            combine[lines,](*(parts, marks, out, lines), SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
+            combine[lines,](parts, marks, out, lines, SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
         return out
 
 

@@ -26,7 +26,7 @@ class ModelLoop(TreeLoop):
         config = self._model.config
         # Rows that only fill up a vocabulary have no names.
         self.ids = torch.arange(min(config.vocab_size, drafter.target.config.vocab_size), device=lanes.device)
-        self._passes = Passes(lanes, draft.widths, config.heads // config.kv_heads, lanes.depth + 1)
+        self._passes = Passes(lanes, draft.widths, config, lanes.depth + 1)
 
     def begin(self) -> torch.Tensor:
         hidden = self._run(self.lanes.taken.flatten(), *self._passes.fresh(self.first_fresh))

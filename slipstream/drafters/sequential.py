@@ -171,7 +171,7 @@ class SequentialLoop(FeatureLoop):
     def __init__(self, drafter: SequentialDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
         super().__init__(drafter, draft, lanes)
         config = drafter.shape
-        self._passes = Passes(lanes, draft.widths, config.heads // config.kv_heads, lanes.depth + 1)
+        self._passes = Passes(lanes, draft.widths, config, lanes.depth + 1)
         self._output: torch.Tensor  # of the level above, [lanes * width, hidden]
 
     def begin(self) -> torch.Tensor:

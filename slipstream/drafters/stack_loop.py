@@ -24,7 +24,7 @@ class StackLoop(TreeLoop):
         config = drafter.target.config
         self.ids = drafter.vocab
         self._drafter = drafter
-        self._passes = Passes(lanes, draft.widths, config.heads // config.kv_heads, lanes.depth + 1)
+        self._passes = Passes(lanes, draft.widths, config, lanes.depth + 1)
 
     def begin(self) -> torch.Tensor:
         rows = self._passes.fresh(self.first_fresh)

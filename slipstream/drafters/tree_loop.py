@@ -18,6 +18,7 @@ from slipstream.drafters.base import Wish
 from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
 from slipstream.drafters.levels import GrowingDrafter
 from slipstream.lanes import LaneRows, Lanes
+from slipstream.models.config import ModelConfig
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
 
@@ -135,16 +136,17 @@ class Passes:
     Where the levels' rows lie follows from where the roots are, so all of it is laid out before the first level.
     """
 
-    def __init__(self, lanes: Lanes, widths: Seq[int], group: int, fresh: int) -> None:
-        """`fresh`: rows of the first pass, a chain; `group`: query heads that share a KV head."""
+    def __init__(self, lanes: Lanes, widths: Seq[int], config: ModelConfig, fresh: int) -> None:
+        """`fresh`: rows of the first pass, a chain; `config`: of the model."""
+        heads = config.group, config.head_dim
         self._lanes = lanes
-        self._chain = LaneTiles(lanes.tables, fresh, group)
+        self._chain = LaneTiles(lanes.tables, fresh, *heads)
         self._fresh = torch.arange(fresh, device=lanes.device)
         self._tiles = []
         lines, offsets, depths = [], [], []
         earlier = 1
         for level, width in enumerate(widths[1:], 1):
-            self._tiles.append(LaneTiles(lanes.tables, width, group, earlier=earlier, open_rows=True))
+            self._tiles.append(LaneTiles(lanes.tables, width, *heads, earlier=earlier, open_rows=True))
             lines.append(torch.arange(lanes.size).repeat_interleave(width))
             offsets.append(torch.arange(earlier, earlier + width).repeat(lanes.size))
             depths.append(torch.full((lanes.size * width,), level))

@@ -101,10 +101,10 @@ class CapturedPasses:
     def run(self, cache: PagedCache, store: str, segments: Sequence[Segment], taps: Sequence[int]) -> PassOutput:
         """The pass over all rows of all segments."""
         config = self._model.config
-        group = config.heads // config.kv_heads
+        group = config.group
         rows = sum(s.rows for s in segments)
         filled = bucket(rows)
-        queries = query_block(group, filled)
+        queries = query_block(group, config.head_dim, filled)
         of_tiles = tile_arrays(segments, queries // group)
         fields, tables, _, open_positions, bits = of_tiles
         shape = _Shape(

@@ -74,6 +74,11 @@ class ModelConfig:
         return self.experts > 0 and layer not in self.dense_layers
 
     @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
     def parameters(self) -> int:
         """Number of weights."""
         width, kv = self.hidden_size, self.kv_heads * self.head_dim
