@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,18 @@ def test_a_training_goes_on_with_more_tokens_and_layers(tmp_path: Path) -> None:
     assert own.settings == {**start.settings, "vocabulary": 90, "layers": 2}
     assert len(own.vocab) == 90 and set(start.vocab.tolist()) < set(own.vocab.tolist())
     assert own.figures["tokens_per_step"] > 1, "the engine drafts with it"
+
+
+def test_a_setting_may_be_newer_than_a_checkpoint(tmp_path: Path) -> None:
+    first, _ = train(order("draft_model", tmp_path / "first", settings={"vocabulary": 60, "layers": 1}), QUIET)
+    file = first / trained.DESCRIPTION
+    description = json.loads(file.read_text())
+    del description["settings"]["mlp"]
+    file.write_text(json.dumps(description))
+    with pytest.raises(OptionError, match="mlp=0, which cannot become 8"):
+        train(order("draft_model", tmp_path / "no", init=str(first), settings={"mlp": "8"}), QUIET)
+    place, _ = train(order("draft_model", tmp_path / "more", init=str(first), settings={"mlp": "0"}), QUIET)
+    assert trained.load(place).settings["mlp"] == 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("vocabulary", "40"), ("layers", "1"), ("mlp", "8")])

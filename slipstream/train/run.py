@@ -264,8 +264,12 @@ class Training:
         start = trained.load(place)
         start.require(order.method, fingerprint, place)
         growing = self._kind.head_type.growing
+        whole = {
+            **settings_of(self._kind.settings_type()),
+            **start.settings,
+        }  # a setting may be newer than a checkpoint
         for name in order.settings:
-            former, wanted = start.settings[name], getattr(settings, name)
+            former, wanted = whole[name], getattr(settings, name)
             if former != wanted and not (name in growing and _larger(wanted, former)):
                 more = f"; {' and '.join(growing)} can become larger"
                 raise OptionError(
