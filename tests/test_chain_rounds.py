@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from slipstream import SamplingParams
 from slipstream.drafters.device_draft import DeviceDraft
-from slipstream.engine.burst import TREE_ROUNDS, WAITING_ROUNDS
+from slipstream.engine.burst import TREE_ROUNDS, WAITING_ROUNDS, Size
 from tests.corpora import write_corpus
 from tests.laned import burst_on_cpu
 from tests.test_repeat_rounds import LOOP, rounds_of
@@ -52,6 +53,32 @@ def test_rounds_are_plain_until_something_repeats(monkeypatch: pytest.MonkeyPatc
     rounds = rounds_of(llm, monkeypatch)
     output = llm.generate([NEW], how)[0]
     assert set(rounds[:-1]) == {WAITING_ROUNDS} and output.stats.drafted == 0, "it has nothing to wait for, ever"
+
+
+def test_plain_rounds_and_those_with_chains_are_recorded_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded under a key is replayed for it: rounds with other rows must have another."""
+    llm = tiny_llm(context=300, characters=True)
+    llm.use("suffix")
+    burst = burst_on_cpu(llm, monkeypatch).engine.burst
+    assert burst is not None
+    record, verify = burst.graphs.run, burst._verify
+    nodes: list[int] = []  # of the rounds that a function ran
+    by_key: dict[object, set[int]] = {}
+
+    def seen(size: Size, sampled: bool) -> None:
+        nodes.append(size.lanes.nodes)
+        verify(size, sampled)
+
+    def run(key: object, function: Callable[[], None]) -> None:
+        nodes.clear()
+        record(key, function)  # type: ignore[arg-type]
+        by_key.setdefault(key, set()).update(nodes)
+
+    monkeypatch.setattr(burst, "_verify", seen)
+    monkeypatch.setattr(burst.graphs, "run", run)
+    llm.generate([LOOP], SamplingParams(temperature=0.0, max_tokens=40))
+    assert set().union(*by_key.values()) == {0, 16}
+    assert all(len(found) <= 1 for found in by_key.values())
 
 
 def test_which_chains_draft_on_the_device(tmp_path: Path) -> None:

@@ -103,20 +103,17 @@ class NativeRows:
 
     def mix(self, qkv: torch.Tensor, store: LayerStore, window: int | None = None) -> torch.Tensor:
         """Attention alone: [rows, width of qkv] -> [rows, heads * size]. K and V go where the rows lie."""
-        mixed = qkv.new_empty(len(qkv), self._shape.heads * self._shape.size)
-        lines = Lines.of(qkv), Lines.of(mixed)
-        turning, attending = attention_steps(self._shape, self.address, *lines, window)
-        read_pages(turning, attending, store)
-        words = program([turning, attending])
-        kernels.layers(self._shape).run(words.ctypes.data)
-        return mixed
+        return self._mixed(qkv, store, window, turned=False)
 
     def attend(self, qkv: torch.Tensor, store: LayerStore, window: int | None) -> torch.Tensor:
         """The same where q is turned, and K and V are kept, already."""
+        return self._mixed(qkv, store, window, turned=True)
+
+    def _mixed(self, qkv: torch.Tensor, store: LayerStore, window: int | None, *, turned: bool) -> torch.Tensor:
         mixed = qkv.new_empty(len(qkv), self._shape.heads * self._shape.size)
-        turning, attending = attention_steps(self._shape, self.address, Lines.of(qkv), Lines.of(mixed), window)
-        read_pages(turning, attending, store)
-        words = program([attending])
+        steps = attention_steps(self._shape, self.address, Lines.of(qkv), Lines.of(mixed), window)
+        read_pages(*steps, store)
+        words = program(steps[1:] if turned else steps)
         kernels.layers(self._shape).run(words.ctypes.data)
         return mixed
 

@@ -143,7 +143,7 @@ class TunedModel(nn.Module):
             return functional.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
             )
-        group = config.heads // config.kv_heads
+        group = config.group
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = cap * torch.tanh(q.float() @ k.float().transpose(-1, -2) * (scale / cap))
         return torch.softmax(scores.masked_fill(~seen, float("-inf")), -1).to(v.dtype) @ v
