@@ -105,7 +105,7 @@ class Followed:
 
     places: torch.Tensor  # in the pool, counted from 1; 0 is the root
     tokens: torch.Tensor
-    parents: torch.Tensor  # which of the nodes followed in the level above
+    parents: torch.Tensor  # which of the nodes followed in the level above, those of all lanes counted
     scores: torch.Tensor  # float32: logarithms of joint probabilities
     bits: torch.Tensor  # int32 [lanes, width, words]: which nodes that were followed each sees
 
@@ -184,7 +184,8 @@ class Pool:
         parents = top // self.branch
         own = self._own[level + 1]
         bits = above.bits.gather(1, parents[..., None].expand(-1, -1, own.shape[1])) | own
-        return Followed(top + start + 1, tokens.gather(1, top), parents, joint.gather(1, top), bits)
+        lines = torch.arange(len(top), device=top.device)[:, None] * width + parents
+        return Followed(top + start + 1, tokens.gather(1, top), lines, joint.gather(1, top), bits)
 
     def join(self, tokens: torch.Tensor, scores: torch.Tensor) -> None:
         """Let chains below the roots join what has grown: int64 [lanes, chain], float32 and never rising.

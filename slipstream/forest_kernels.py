@@ -287,7 +287,7 @@ def _grow(
         line = lane * WIDTH + place
         tl.store(places + line, (start + mine + 1).to(tl.int64), mask=taken)
         tl.store(tokens + line, token, mask=taken)
-        tl.store(parents + line, parent.to(tl.int64), mask=taken)
+        tl.store(parents + line, lane * ABOVE + parent, mask=taken)
         tl.store(joints + line, joint, mask=taken)
         column = first + place
         for word in tl.static_range(WORDS):

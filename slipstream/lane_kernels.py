@@ -6,11 +6,14 @@ What they compute takes a dozen plain operations of a few numbers each, and ever
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-_ROWS = 128  # of one program
+_ROWS = 128  # of one program, and so are columns
+_COLUMNS = 1024
 
 
 @triton.jit(do_not_specialize=["rows", "each", "width", "highest"])
@@ -80,13 +83,17 @@ def _advance(
     chosen,  # int64 [lanes, nodes]
     path,  # int64 [lanes, DEPTH]
     counts,  # int64 [lanes]
+    depths,  # int64 [lanes, nodes]
     tokens,  # int64 [lanes, nodes]
     taken,  # int64 [lanes, DEPTH + 1]
     accepted,  # int64 [lanes]
     slots,  # int64 [lanes]
+    told,  # int64 [rounds, lanes, DEPTH + 3]
+    number,  # int64 [1]
     nodes,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    NODES: tl.constexpr,  # rounded up to a power of two
 ):
     """One lane."""
     lane = tl.program_id(0).to(tl.int64)
@@ -99,22 +106,165 @@ def _advance(
     tl.store(accepted + lane, count)
     tl.store(tokens + lane * nodes, tl.sum(tl.where(place == count, choice, 0), 0))
     tl.store(slots + lane, tl.load(slots + lane) + count + 1)
+    every = tl.arange(0, NODES)
+    deepest = tl.max(tl.load(depths + lane * nodes + every, mask=every < nodes, other=0), 0)
+    line = told + (tl.load(number) * tl.num_programs(0) + lane) * (DEPTH + 3)
+    tl.store(line, count)
+    tl.store(line + 1, deepest)
+    tl.store(line + 2 + place, choice, mask=inside)
 
 
 def advance(
     chosen: torch.Tensor,
     path: torch.Tensor,
     counts: torch.Tensor,
+    depths: torch.Tensor,
     tokens: torch.Tensor,
     taken: torch.Tensor,
     accepted: torch.Tensor,
     slots: torch.Tensor,
+    told: torch.Tensor,
+    number: torch.Tensor,
 ) -> None:
-    """`Lanes.advance`; the last four are the lanes' own."""
+    """`Lanes.advance`; tokens, taken, accepted and slots are the lanes' own."""
     lanes, depth = path.shape
+    nodes = tokens.shape[1]
     _advance[(lanes,)](
-        *(chosen, path, counts, tokens, taken, accepted, slots, tokens.shape[1]),
+        *(chosen, path, counts, depths, tokens, taken, accepted, slots, told, number, nodes),
         DEPTH=depth,
         BLOCK=triton.next_power_of_2(depth + 1),
+        NODES=triton.next_power_of_2(nodes),
         num_warps=1,
     )
+
+
+@triton.jit
+def _page(tables, lane, width, slot, mask, PAGE: tl.constexpr):
+    """The pages of a lane's slots."""
+    return tl.load(tables + lane * width + slot // PAGE, mask=mask, other=0).to(tl.int64)
+
+
+@triton.jit(do_not_specialize=["width"])
+def _move(
+    data,  # [layers * 2, pages, KV_HEADS, PAGE, SIZE]
+    tables,  # int32 [lanes, width]
+    slots,  # int64 [lanes]
+    path,  # int64 [lanes, DEPTH]
+    width,
+    pages,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    SIZE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # DEPTH and SIZE rounded up to powers of two
+    PADDED: tl.constexpr,
+):
+    """One lane, in one layer's keys or values of one head."""
+    lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    node = tl.load(path + lane * DEPTH + place, mask=place < DEPTH, other=0)
+    moved = node > place + 1  # a node never stands before its depth; 0 is behind the end of a path
+    start = tl.load(slots + lane)
+    here, there = start + node, start + place + 1
+    first = part // KV_HEADS * pages
+    head = part % KV_HEADS
+    source = ((first + _page(tables, lane, width, here, moved, PAGE)) * KV_HEADS + head) * PAGE + here % PAGE
+    target = ((first + _page(tables, lane, width, there, moved, PAGE)) * KV_HEADS + head) * PAGE + there % PAGE
+    dims = tl.arange(0, PADDED)
+    mask = moved[:, None] & (dims < SIZE)[None, :]
+    rows = tl.load(data + source[:, None] * SIZE + dims[None, :], mask=mask, other=0.0)
+    tl.debug_barrier()  # what is read may be what is written below
+    tl.store(data + target[:, None] * SIZE + dims[None, :], rows, mask=mask)
+
+
+def move(data: torch.Tensor, tables: torch.Tensor, slots: torch.Tensor, path: torch.Tensor) -> None:
+    """`Lanes.move`."""
+    layers, both, pages, kv_heads, page, size = data.shape
+    lanes, depth = path.shape
+    _move[lanes, layers * both * kv_heads](
+        *(data, tables, slots, path, tables.shape[1], pages),
+        KV_HEADS=kv_heads,
+        PAGE=page,
+        SIZE=size,
+        DEPTH=depth,
+        BLOCK=triton.next_power_of_2(depth),
+        PADDED=triton.next_power_of_2(size),
+        num_warps=1,
+    )
+
+
+@triton.jit(do_not_specialize=["width", "nodes"])
+def _keep(
+    data,  # [pages, PAGE, whole]
+    hidden,  # [lanes * nodes, part]
+    tables,  # int32 [lanes, width]
+    slots,  # int64 [lanes]
+    path,  # int64 [lanes, DEPTH]
+    width,
+    nodes,
+    whole,
+    part,
+    first,  # where the part stands in a row of `data`
+    PAGE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some columns of one row: the root's, or that of a place on the path."""
+    lane, place = tl.program_id(0).to(tl.int64) // (DEPTH + 1), tl.program_id(0) % (DEPTH + 1)
+    node = tl.load(path + lane * DEPTH + place - 1, mask=place > 0, other=0)
+    slot = tl.load(slots + lane) + place
+    page = tl.load(tables + lane * width + slot // PAGE).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < part
+    row = tl.load(hidden + (lane * nodes + node) * part + column, mask=inside, other=0.0)
+    line = data + (page * PAGE + slot % PAGE) * whole + first
+    tl.store(line + column, row.to(data.dtype.element_ty), mask=inside)
+
+
+def keep(
+    data: torch.Tensor, taps: Sequence[torch.Tensor], tables: torch.Tensor, slots: torch.Tensor, path: torch.Tensor
+) -> None:
+    """`Lanes.keep`."""
+    (lanes, depth), (_, page, whole) = path.shape, data.shape
+    first = 0
+    for tap in taps:
+        rows, part = tap.shape
+        _keep[lanes * (depth + 1), triton.cdiv(part, _COLUMNS)](
+            *(data, tap, tables, slots, path, tables.shape[1], rows // lanes, whole, part, first),
+            PAGE=page,
+            DEPTH=depth,
+            BLOCK=_COLUMNS,
+        )
+        first += part
+
+
+@triton.jit(do_not_specialize=["width"])
+def _before_fresh(
+    data, tables, slots, accepted, out, width, whole, FRESH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Some columns of one row, before a token that came last."""
+    row = tl.program_id(0).to(tl.int64)
+    lane, place = row // FRESH, row % FRESH
+    slot = tl.load(slots + lane) - tl.load(accepted + lane) - 1 + place
+    known = slot >= 0
+    slot = tl.maximum(slot, 0)
+    page = tl.load(tables + lane * width + slot // PAGE).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < whole
+    line = data + (page * PAGE + slot % PAGE) * whole
+    tl.store(out + row * whole + column, tl.load(line + column, mask=inside & known, other=0.0), mask=inside)
+
+
+def before_fresh(
+    data: torch.Tensor, tables: torch.Tensor, slots: torch.Tensor, accepted: torch.Tensor, fresh: int
+) -> torch.Tensor:
+    """`Lanes.before_fresh`."""
+    (lanes, width), (_, page, whole) = tables.shape, data.shape
+    out = data.new_empty(lanes * fresh, whole)
+    _before_fresh[lanes * fresh, triton.cdiv(whole, _COLUMNS)](
+        *(data, tables, slots, accepted, out, width, whole),
+        FRESH=fresh,
+        PAGE=page,
+        BLOCK=_COLUMNS,
+    )
+    return out

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from slipstream import noise
-from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
+from slipstream.cache import PAGE_SIZE, LayerStore
 from slipstream.fused import runs_fused
 from slipstream.sequence import Sequence
 
@@ -38,6 +38,11 @@ class Lanes:
         self.slots = numbers(size)  # of the roots: the rows before them are committed
         self.stems = numbers(2, size)  # of the samplers
         self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
+        # The same for the rows of the target's pass.
+        self.row_stems = numbers(2, size * (1 + nodes))
+        self.row_temperatures = torch.zeros(size * (1 + nodes), dtype=torch.float32, device=device)
+        self.offsets = torch.arange(1 + nodes, device=device)  # of those rows behind the roots
+        self._lines = torch.arange(size, device=device)[:, None]
         self.tokens = numbers(size, 1 + nodes)  # of the trees, the roots first
         self.parents = numbers(size, 1 + nodes)
         # What came last: tokens of which the root is the last, and how many stand before it.
@@ -66,6 +71,9 @@ class Lanes:
         self.tokens[:, 0].copy_(torch.tensor([s.tokens[-1] for s in sequences] + [0] * spare))
         self.stems.copy_(noise.halves([s.sampler.stem for s in sequences] + [0] * spare))
         self.temperatures.copy_(torch.tensor([s.params.temperature for s in sequences] + [0.0] * spare))
+        each = len(self.offsets)
+        self.row_stems.copy_(self.stems.repeat_interleave(each, 1))
+        self.row_temperatures.copy_(self.temperatures.repeat_interleave(each))
 
     def rows(self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor | None = None) -> LaneRows:
         """Rows of every lane: slots `offsets` [rows] behind `first` [lanes], where positions go on alike.
@@ -87,26 +95,82 @@ class Lanes:
             laid = lay(first, self.tables, offsets, depths, lines, self.highest, PAGE_SIZE)
             return LaneRows(laid[0], self.highest, *laid[1:])
         if lines is None:
-            lines = torch.arange(self.size, device=first.device)[:, None]
+            lines = self._lines
         start = first[lines]
         slots, positions = start + offsets, (start + depths).clamp(0, self.highest)
         pages = self.tables[lines, slots.clamp_min(0) // PAGE_SIZE].long()
         return LaneRows(positions.flatten(), self.highest, pages.flatten(), slots.flatten() % PAGE_SIZE)
 
-    def advance(self, chosen: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor) -> None:
+    def advance(
+        self,
+        chosen: torch.Tensor,
+        path: torch.Tensor,
+        accepted: torch.Tensor,
+        depths: torch.Tensor,
+        told: torch.Tensor,
+        number: torch.Tensor,
+    ) -> None:
         """Take the accepted path [lanes, depth], and as the new root the target's choice behind it.
 
-        `chosen` [lanes, 1 + nodes]: the target's choices behind all nodes; `accepted` [lanes]: the length of the path.
+        `chosen` [lanes, 1 + nodes]: the target's choices behind all nodes; `accepted` [lanes]: the length of the path;
+        `depths` [lanes, 1 + nodes]: of the nodes. All of it is written down in line `number` [1] of `told` [rounds,
+        lanes, 2 + depth + 1]: how many were accepted, the deepest node, and what was taken.
         """
         if runs_fused(chosen):
             from slipstream.lane_kernels import advance
 
-            advance(chosen, path, accepted, self.tokens, self.taken, self.accepted, self.slots)
+            advance(chosen, path, accepted, depths, self.tokens, self.taken, self.accepted, self.slots, told, number)
             return
         self.taken.copy_(chosen.gather(1, torch.nn.functional.pad(path, (1, 0))))  # each is what its parent chose
         self.accepted.copy_(accepted)
         self.tokens[:, 0].copy_(self.taken.gather(1, accepted[:, None])[:, 0])
         self.slots += accepted + 1
+        line = torch.cat([accepted[:, None], depths.amax(1, keepdim=True), self.taken], 1)
+        told.index_copy_(0, number, line[None])
+
+    def move(self, data: torch.Tensor, path: torch.Tensor) -> None:
+        """Make the rows of the accepted paths the next rows of their lanes; others stay where they are.
+
+        `data` [layers, 2, pages, kv heads, PAGE_SIZE, size]: a store of keys and values; path [lanes, depth].
+        """
+        if runs_fused(path):
+            from slipstream.lane_kernels import move
+
+            move(data, self.tables, self.slots, path)
+            return
+        places = torch.arange(1, self.depth + 1, device=path.device).expand_as(path)
+        rows, to = (self.rows(self.slots, nodes) for nodes in (torch.where(path > 0, path, places), places))
+        data[:, :, to._pages, :, to._offsets] = data[:, :, rows._pages, :, rows._offsets]
+
+    def keep(self, data: torch.Tensor, taps: Seq[torch.Tensor], path: torch.Tensor) -> None:
+        """Write the hidden states of the roots and of the accepted paths behind them where they will be read.
+
+        `data` [pages, PAGE_SIZE, width of all taps]; taps [lanes * (1 + nodes), width] each. What is written behind a
+        path's end is no good, and is written again before anybody reads it.
+        """
+        if runs_fused(path):
+            from slipstream.lane_kernels import keep
+
+            keep(data, taps, self.tables, self.slots, path)
+            return
+        chosen = path_rows(path, self.nodes).flatten()
+        rows = self.rows(self.slots, torch.arange(self.depth + 1, device=path.device))
+        data[rows._pages, rows._offsets] = torch.cat([tap[chosen] for tap in taps], 1).to(data.dtype)
+
+    def before_fresh(self, data: torch.Tensor) -> torch.Tensor:
+        """What is kept of the row before each of the tokens that came last, [lanes * (depth + 1), width].
+
+        `data` [pages, PAGE_SIZE, width]. Before the first token of a text there are zeros.
+        """
+        if runs_fused(data):
+            from slipstream.lane_kernels import before_fresh
+
+            return before_fresh(data, self.tables, self.slots, self.accepted, self.depth + 1)
+        first = self.slots - self.accepted - 1
+        fresh = torch.arange(self.depth + 1, device=data.device)
+        rows = self.rows(first, fresh)
+        known = (first[:, None] + fresh).flatten() >= 0
+        return torch.where(known[:, None], data[rows._pages, rows._offsets], 0.0)
 
 
 class LaneRows:
@@ -128,15 +192,8 @@ class LaneRows:
         """Put k and v [2, kv heads, rows, size] into one layer."""
         layer.both[:, self._pages, :, self._offsets] = kv.permute(2, 0, 1, 3)
 
-    def read(self, data: torch.Tensor) -> torch.Tensor:
-        """Of [pages, PAGE_SIZE, width], the rows' own, [rows, width]."""
-        return data[self._pages, self._offsets]
 
-    def keep(self, data: torch.Tensor, values: torch.Tensor) -> None:
-        """Write values [rows, width] into [pages, PAGE_SIZE, width]."""
-        data[self._pages, self._offsets] = values.to(data.dtype)
-
-    def move(self, cache: PagedCache, store: str, to: LaneRows) -> None:
-        """Copy these rows of a store, in all its layers, to where others lie; all are read before one is written."""
-        data = cache.stores[store]
-        data[:, :, to._pages, :, to._offsets] = data[:, :, self._pages, :, self._offsets]
+def path_rows(path: torch.Tensor, nodes: int) -> torch.Tensor:
+    """The rows of a pass that the roots and the paths below them had, [lanes, 1 + depth]; 1 + `nodes` rows a lane."""
+    first = torch.arange(len(path), device=path.device)[:, None] * (1 + nodes)
+    return first + torch.nn.functional.pad(path, (1, 0))

@@ -6,6 +6,8 @@ Every program has a row of its own, so that no row depends on the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +27,8 @@ def _scale(x, row, stride, width, floor, factor, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["floor", "factor"])
 def _turn_and_keep(
     qkv,  # [rows, 2 * pairs]: q, k and v
-    turns,  # float32 [rows, SIZE / 2, 2]: cosines and sines
+    turns,  # float32 [positions, SIZE / 2, 2]: cosines and sines
+    positions,  # int64 [rows]
     both,  # [2, pages, KV_HEADS, PAGE, SIZE]
     pages,  # int64 [rows]
     offsets,  # int64 [rows]
@@ -61,7 +64,7 @@ def _turn_and_keep(
         first += tl.load(bias + 2 * pair, mask=inside, other=0.0).to(tl.float32)
         second += tl.load(bias + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
     turned = pair < (HEADS + KV_HEADS) * half
-    turn = turns + (row * half + pair % half) * 2
+    turn = turns + (tl.load(positions + row) * half + pair % half) * 2
     real = tl.load(turn, mask=inside & turned, other=1.0)
     imaginary = tl.load(turn + 1, mask=inside & turned, other=0.0)
     kind = qkv.dtype.element_ty
@@ -82,21 +85,23 @@ def _turn_and_keep(
 
 def turn_and_keep(
     qkv: torch.Tensor,
-    turns: torch.Tensor,
+    placed: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     both: torch.Tensor,
-    pages: torch.Tensor,
-    offsets: torch.Tensor,
     heads: int,
     late: tuple[torch.Tensor, float, float] | None,
     bias: torch.Tensor | None,
 ) -> None:
-    """Turn q [rows, ...] in place, and put k, turned, and v into the layer `both` [2, pages, kv heads, PAGE, size]."""
+    """Turn q [rows, ...] in place, and put k, turned, and v into the layer `both` [2, pages, kv heads, PAGE, size].
+
+    `placed`: the parts of a `Turned`.
+    """
+    table, positions, pages, offsets = placed
     rows, pairs = qkv.shape[0], qkv.shape[1] // 2
     _, layer_pages, kv_heads, page, size = both.shape
     x, floor, factor = (qkv, 0.0, 1.0) if late is None else late
     if rows:
         _turn_and_keep[rows, triton.cdiv(pairs, _PAIRS)](
-            *(qkv, torch.view_as_real(turns), both, pages, offsets, qkv if bias is None else bias, x),
+            *(qkv, torch.view_as_real(table), positions, both, pages, offsets, qkv if bias is None else bias, x),
             *(qkv.stride(0), x.stride(0), x.shape[1], layer_pages, pairs, floor, factor),
             HEADS=heads,
             KV_HEADS=kv_heads,
@@ -135,7 +140,8 @@ def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> to
 
 
 @triton.jit(do_not_specialize=["eps"])
-def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BLOCK: tl.constexpr):
+def _normed(first, second, first_weight, second_weight, out, width, stride, eps, BLOCK: tl.constexpr):
+    """One row of one of two kinds; the second stands behind the first in `out`, whose rows are `stride` apart."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -145,19 +151,18 @@ def _normed_pair(first, second, first_weight, second_weight, out, width, eps, BL
     values = tl.load(x + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / width + eps)
     weights = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    out += row * 2 * width + part * width
+    out += row * stride + part * width
     tl.store(out + columns, (values * scale * weights).to(out.dtype.element_ty), mask=inside)
 
 
-def normed_pair(
-    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """Two rows of rows [rows, width], each under a norm of its own, side by side: [rows, 2 * width]."""
-    rows, width = first.shape
-    out = first.new_empty(rows, 2 * width)
+def normed(parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], eps: float) -> torch.Tensor:
+    """One or two kinds of rows [rows, width], each under a norm of its own, side by side: [rows, kinds * width]."""
+    rows, width = parts[0].shape
+    out = parts[0].new_empty(rows, len(parts) * width)
     if rows:
-        _normed_pair[rows, 2](
-            *(first.contiguous(), second.contiguous(), first_weight, second_weight, out, width, eps),
+        first, second = parts[0].contiguous(), parts[-1].contiguous()
+        _normed[rows, len(parts)](
+            *(first, second, weights[0], weights[-1], out, width, out.stride(0), eps),
             BLOCK=triton.next_power_of_2(width),
         )
     return out

@@ -6,6 +6,7 @@ are, and what comes out is scaled by whoever reads it next: the norm costs no ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,24 +23,31 @@ class Late(NamedTuple):
     factor: float
 
 
+class Turned(NamedTuple):
+    """Where rows stand: how they turn, and where their k and v are kept."""
+
+    table: torch.Tensor  # complex [positions, size / 2]: the rotation of every position
+    positions: torch.Tensor  # int64 [rows], and so are those below
+    pages: torch.Tensor
+    offsets: torch.Tensor  # rows in the pages
+
+
 def turn_and_keep(
     qkv: torch.Tensor,
-    turns: torch.Tensor,
+    rows: Turned,
     both: torch.Tensor,
-    places: tuple[torch.Tensor, torch.Tensor],
     heads: int,
     late: Late | None,
     bias: torch.Tensor | None = None,
 ) -> None:
     """Turn q in place, and put k, turned, and v into a layer of a store.
 
-    qkv [rows, (heads + 2 * kv heads) * size], pairs that turn together side by side; turns complex [rows, size / 2];
-    both [2, pages, kv heads, page size, size]; places: pages and rows in them, int64 [rows] each. `bias`, of the width
-    of qkv, is added first, behind the norm.
+    qkv [rows, (heads + 2 * kv heads) * size], pairs that turn together side by side; both [2, pages, kv heads, page
+    size, size]. `bias`, of the width of qkv, is added first, behind the norm.
     """
     from slipstream import pass_kernels
 
-    pass_kernels.turn_and_keep(qkv, turns, both, *places, heads, late, bias)
+    pass_kernels.turn_and_keep(qkv, rows, both, heads, late, bias)
 
 
 def late_gate(both: torch.Tensor, late: Late) -> torch.Tensor:
@@ -49,13 +57,11 @@ def late_gate(both: torch.Tensor, late: Late) -> torch.Tensor:
     return pass_kernels.late_gate(both, late)
 
 
-def normed_pair(
-    first: torch.Tensor, second: torch.Tensor, first_weight: torch.Tensor, second_weight: torch.Tensor, eps: float
-) -> torch.Tensor:
-    """Two kinds of rows [rows, width], each under an RMS norm of its own, side by side: [rows, 2 * width]."""
-    if runs_fused(first):
+def normed(parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], eps: float) -> torch.Tensor:
+    """One or two kinds of rows [rows, width] under RMS norms of their own, side by side: [rows, kinds * width]."""
+    if runs_fused(parts[0]):
         from slipstream import pass_kernels
 
-        return pass_kernels.normed_pair(first, second, first_weight, second_weight, eps)
-    parts = ((first, first_weight), (second, second_weight))
-    return torch.cat([functional.rms_norm(x, weight.shape, weight, eps) for x, weight in parts], -1)
+        return pass_kernels.normed(parts, weights, eps)
+    each = [functional.rms_norm(x, weight.shape, weight, eps) for x, weight in zip(parts, weights, strict=True)]
+    return each[0] if len(each) == 1 else torch.cat(each, -1)

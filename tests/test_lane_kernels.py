@@ -35,13 +35,39 @@ for size, nodes, depth in ((1, 0, 0), (3, 12, 4), (2, 63, 6), (5, 200, 9)):
         for mine, theirs in zip(laid, (wanted.positions, wanted._pages, wanted._offsets)):
             assert mine.cpu().equal(theirs), (size, nodes)
     chosen = torch.randint(0, 99, (size, nodes + 1))
+    depths = torch.randint(0, depth + 1, (size, nodes + 1))
     counts = torch.randint(0, depth + 1, (size,))
-    path = torch.randint(1, nodes + 2, (size, depth)).clamp_max(nodes)
-    path = torch.where(torch.arange(depth) < counts[:, None], path, 0)
-    before = there(*(part.clone() for part in (lanes.tokens, lanes.taken, lanes.accepted, lanes.slots)))
-    kernels.advance(*there(chosen, path, counts), *before)
-    lanes.advance(chosen, path, counts)
-    for mine, theirs in zip(before, (lanes.tokens, lanes.taken, lanes.accepted, lanes.slots)):
+    path = torch.stack([torch.randperm(max(nodes, 1))[:depth].sort().values + 1 for _ in range(size)])
+    path = torch.where(torch.arange(depth) < counts[:, None], path[:, :depth], 0)
+
+    # Every lane has pages of its own, the last ones of a table may be anybody's.
+    pages = torch.randperm(lanes.tables.numel()).view(lanes.tables.shape)
+    lanes.tables.copy_(pages)
+    lanes.slots.copy_(torch.randint(depth, 590, (size,)))
+    lanes.slots[0] = 127
+    data = torch.randn(2, 2, pages.numel(), 3, PAGE_SIZE, 20)
+    here, = there(data.clone())
+    if depth:
+        kernels.move(here, *there(lanes.tables, lanes.slots, path))
+        lanes.move(data, path)
+        assert here.cpu().equal(data), (size, nodes)
+    taps = [torch.randn(size * (nodes + 1), width) for width in (40, 1500)]
+    kept = torch.randn(pages.numel(), PAGE_SIZE, 1540)
+    here, = there(kept.clone())
+    kernels.keep(here, there(*taps), *there(lanes.tables, lanes.slots, path))
+    lanes.keep(kept, taps, path)
+    assert here.cpu().equal(kept), (size, nodes)
+    for accepted in (torch.randint(0, depth + 1, (size,)), lanes.slots.clone()):  # up to the first token
+        lanes.accepted.copy_(accepted)
+        found = kernels.before_fresh(*there(kept, lanes.tables, lanes.slots, accepted), depth + 1)
+        assert found.cpu().equal(lanes.before_fresh(kept)), (size, nodes)
+
+    told, number = torch.zeros(4, size, depth + 3, dtype=torch.int64), torch.tensor([2])
+    own = (lanes.tokens, lanes.taken, lanes.accepted, lanes.slots, told)
+    before = there(*(part.clone() for part in own))
+    kernels.advance(*there(chosen, path, counts, depths), *before, *there(number))
+    lanes.advance(chosen, path, counts, depths, told, number)
+    for mine, theirs in zip(before, own):
         assert mine.cpu().equal(theirs), (size, nodes)
 """
 

@@ -8,7 +8,7 @@ KERNELS = """
 import torch
 from torch.nn import functional
 from slipstream import pass_kernels
-from slipstream.passing import Late, late_gate, turn_and_keep
+from slipstream.passing import Late, Turned, late_gate, turn_and_keep
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
@@ -20,7 +20,9 @@ for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3
     width, page = 80, 8
     x = torch.randn(rows, width, device=device).to(kind)
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * size, device=device).to(kind)
-    turns = torch.polar(torch.ones(()), 6 * torch.rand(rows, size // 2)).to(device)
+    table = torch.polar(torch.ones(()), 6 * torch.rand(99, size // 2)).to(device)
+    positions = torch.randint(0, 99, (rows,)).to(device)
+    turns = table[positions]
     both = torch.full((2, 4, kv_heads, page, size), 7.0, device=device).to(kind)
     slots = torch.randperm(4 * page)[:rows].to(device)
     places = slots // page, slots % page
@@ -33,7 +35,7 @@ for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3
             for p in (q, k)
         )
         mine, kept = qkv.clone(), both.clone()
-        turn_and_keep(mine, turns, kept, places, heads, late, bias)
+        turn_and_keep(mine, Turned(table, positions, *places), kept, heads, late, bias)
         near(mine[:, : heads * size], q.flatten(1))
         near(kept[0, places[0], :, places[1]], k)
         near(kept[1, places[0], :, places[1]], v)
@@ -43,7 +45,8 @@ for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3
             *(qkv.float() * 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()).chunk(2, 1)))
     a, b, c, d = x, torch.randn_like(x), torch.randn(width, device=device), torch.randn(width, device=device)
     wanted = torch.cat([functional.rms_norm(y.float(), (width,), w, 1e-5) for y, w in ((a, c), (b, d))], 1)
-    near(pass_kernels.normed_pair(a, b, c, d, 1e-5), wanted)
+    near(pass_kernels.normed((a, b), (c, d), 1e-5), wanted)
+    near(pass_kernels.normed((b,), (d,), 1e-5), wanted[:, width:])
 """
 
 

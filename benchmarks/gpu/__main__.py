@@ -1,6 +1,6 @@
 """The GPU's table: a body of SmolLM2, our plain decoding and every drafter, transformers, and the floor, in one run.
 
-    python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps answers batches contexts peers]
+    python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps profile answers batches ...]
                              [--drafters eagle3 mtp ...] [--questions FILE] [--each 2] [--tokens 160] [--json FILE]
 
 A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it
@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import answers, floor, hf, steps
+from benchmarks.gpu import answers, floor, hf, profile, steps
 from slipstream import LLM
 from slipstream.bench import bodies
 from slipstream.bench.widening import widened
 from slipstream.drafters import trained
 
-PARTS = ("floor", "steps", "answers", "batches", "contexts", "peers")
+PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model")
 ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -82,6 +82,11 @@ class Run:
         if "eagle3" in self.drafters:
             for context, options in ((256, ""), (1900, ",depth=8"), (1900, ",nodes=7"), (1900, ",nodes=31")):
                 self.note("steps", steps.step(self.llm, self.drafters["eagle3"] + options, context))
+
+    def profile(self) -> None:
+        for spec in ("none", *self.joined):
+            for kernel in profile.kernels(self.llm, spec, 1900):
+                self.note("profile", kernel)
 
     def answers(self) -> None:
         plain = answers.answer(self.llm, "none", self.asked, self.tokens)

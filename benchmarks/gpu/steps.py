@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks.gpu.timing import device_ms
 from slipstream import LLM, SamplingParams
+from slipstream.engine.burst import Burst
 from slipstream.sequence import Sequence
 
 _ROUNDS = 16  # timed
@@ -38,37 +41,55 @@ class Step:
     graph_mib: float  # memory that making them took
 
 
-def step(llm: LLM, drafter: str, context: int, batch: int = 1) -> Step:
-    """Rounds behind so many tokens of context. The text is random: costs do not depend on it."""
+@dataclass(frozen=True)
+class Standing:
+    """The halves of a round that can be run over and over."""
+
+    burst: Burst
+    nodes: int
+    draft: Callable[[], None] | None
+    verify: Callable[[], None]
+
+
+@contextmanager
+def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[Standing]:
+    """Rounds behind so many tokens of context; every one begins at the same place.
+
+    The text is random: costs do not depend on it.
+    """
     llm.use(drafter)
     burst = llm.engine.burst
     assert burst is not None, f"{drafter} does not draft on the device"
     chance, vocab = random.Random(0), 40_000
     prompts = [[chance.randrange(1000, vocab) for _ in range(context)] for _ in range(batch)]
-    how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=400)
-    engine, before = llm.engine, torch.cuda.memory_reserved()
-    sequences = started(llm, prompts, how)
+    sequences = started(llm, prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=400))
     for _ in range(2):  # the second round of a size is the one that is recorded
-        engine.step()
+        llm.engine.step()
     with torch.inference_mode():
         burst.reserve(sequences)
         size = burst.filled(sequences)
         start = size.lanes.slots.clone()
-        draft_ms = device_ms(lambda: burst.draft(size, False), _ROUNDS) if size.loop is not None else 0.0
 
         def verify() -> None:
-            # Every round from the same place, so that nothing runs past the pages.
-            size.lanes.slots.copy_(start)
+            size.lanes.slots.copy_(start)  # so that nothing runs past the pages
             size.number.zero_()
             burst.verify(size, False)
 
-        verify_ms = device_ms(verify, _ROUNDS)
+        draft = None if size.loop is None else lambda: burst.draft(size, False)
+        yield Standing(burst, size.lanes.nodes, draft, verify)
     for sequence in sequences:
-        engine.cancel(sequence)
-    graph_mib = (torch.cuda.memory_reserved() - before) / 2**20
-    return Step(
-        drafter, batch, context, size.lanes.nodes, draft_ms, verify_ms, burst.graphs.capture_ms, max(0.0, graph_mib)
-    )
+        llm.engine.cancel(sequence)
+
+
+def step(llm: LLM, drafter: str, context: int, batch: int = 1) -> Step:
+    """Rounds behind so many tokens of context."""
+    before = torch.cuda.memory_reserved()
+    with standing(llm, drafter, context, batch) as here:
+        draft_ms = 0.0 if here.draft is None else device_ms(here.draft, _ROUNDS)
+        verify_ms = device_ms(here.verify, _ROUNDS)
+        graph_mib = max(0.0, (torch.cuda.memory_reserved() - before) / 2**20)
+        capture_ms = here.burst.graphs.capture_ms
+        return Step(drafter, batch, context, here.nodes, draft_ms, verify_ms, capture_ms, graph_mib)
 
 
 @dataclass(frozen=True)

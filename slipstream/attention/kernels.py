@@ -45,6 +45,22 @@ def _lines(
 
 
 @triton.jit
+def _marked(bits, live, words, first, BLOCK_N: tl.constexpr):
+    """Which of the open columns from `first` on each query sees; it may be below 0, where nothing is marked.
+
+    `bits` [queries]: where the words of each query's row begin. Each of them is read once, not for every column: a
+    block with the tree in it would take several times as long as one without.
+    """
+    place = (first & 31) + tl.arange(0, BLOCK_N)  # counted from the first word that is read
+    seen = tl.zeros([bits.shape[0], BLOCK_N], tl.int32)
+    for step in tl.static_range((BLOCK_N + 30) // 32 + 1):
+        number = (first >> 5) + step
+        word = tl.load(bits + number, mask=live & (number >= 0) & (number < words), other=0)
+        seen = tl.where((place >> 5 == step)[None, :], word[:, None] >> (place & 31)[None, :], seen)
+    return (seen & 1) != 0
+
+
+@triton.jit
 def _absorbed(scores, v_block, peak, weight, total, PRECISION: tl.constexpr):
     """Peaks, weights and weighted values after one more block of columns."""
     higher = tl.maximum(peak, tl.max(scores, 1))
@@ -164,14 +180,11 @@ def attend(
         place = columns
         if TREES:
             behind = columns - committed  # the number of an open column
-            among = (opened >= 0) & there & (behind >= 0)
-            word = tl.load(
-                bits + at[:, None] * words + (behind >> 5)[None, :], mask=live[:, None] & among[None, :], other=0
-            )
-            marked = ((word >> (behind & 31)[None, :]) & 1) != 0
+            marked = _marked(bits + at * words, live & (opened >= 0), words, block * BLOCK_N - committed, BLOCK_N)
             in_tree = ((behind < 0)[None, :] | marked) & there[None, :]
             seen = tl.where(opened >= 0, in_tree, seen)
             if WINDOWED:
+                among = (opened >= 0) & there & (behind >= 0)
                 placed = tl.load(open_positions + opened + behind, mask=among, other=0).to(tl.int32)
                 place = tl.where(among, placed, columns)
         if WINDOWED:

@@ -58,9 +58,3 @@ class DeviceDraft(ABC):
     @abstractmethod
     def loop(self, lanes: Lanes) -> DeviceLoop:
         """The drafter's part of rounds of these lanes."""
-
-
-def path_rows(path: torch.Tensor, nodes: int) -> torch.Tensor:
-    """The rows of a pass that the roots and the paths below them had, [lanes, 1 + depth]; 1 + `nodes` rows a lane."""
-    first = torch.arange(len(path), device=path.device)[:, None] * (1 + nodes)
-    return first + torch.nn.functional.pad(path, (1, 0))

@@ -17,7 +17,7 @@ from slipstream.models.native_layers import NativeLayers, dense_products
 from slipstream.models.native_rows import native_shape
 from slipstream.models.rope import inverse_frequencies
 from slipstream.models.unfold import PlainLayer
-from slipstream.passing import Late, late_gate
+from slipstream.passing import Late
 
 
 class HeadLayer(nn.Module):
@@ -148,10 +148,10 @@ class PagedHeadLayer:
             return x
         mixed = rows.mix(self._qkv(inputs), store)
         mixed = mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype)
-        if isinstance(self._out, AddingLinear) and runs_fused(inputs):
+        if isinstance(self._out, AddingLinear) and isinstance(self._gate_up, AddingLinear) and runs_fused(inputs):
             x = self._out.onto(residual, mixed)
             late = Late(x, self._config.norm_eps * x.shape[1], x.shape[1] ** 0.5)
-            add_product(x, self._down, late_gate(self._gate_up(x), late))
+            add_product(x, self._down, self._gate_up.gates(late))
             return x
         x = residual + self._out(mixed)
         normed = functional.rms_norm(x, self._norm.shape, self._norm, self._config.norm_eps)

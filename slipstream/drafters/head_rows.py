@@ -14,7 +14,7 @@ from slipstream.models.config import ModelConfig
 from slipstream.models.native_rows import NativeRows, native_shape
 from slipstream.models.rope import RopeTable, rotate_, turns_of_all_heads
 from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
-from slipstream.passing import turn_and_keep
+from slipstream.passing import Turned, turn_and_keep
 
 
 class HeadRows:
@@ -26,9 +26,11 @@ class HeadRows:
         self._placed = rows
         self._attend = attend
         self._config = config
-        self._turns = rope.at(rows.positions, rows.highest)  # complex [rows, size / 2]
+        table = rope.up_to(rows.highest)
         if rows.places is None:
-            self._all_turns = turns_of_all_heads(self._turns, config)
+            self._all_turns = turns_of_all_heads(table[rows.positions], config)
+        else:
+            self._turned = Turned(table, rows.positions, *rows.places)
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of [rows, width], the rows whose logits are asked for."""
@@ -38,7 +40,7 @@ class HeadRows:
         """Attention: [rows, width of qkv] -> [rows, heads * size]. K and V go where the rows lie."""
         rows, config = self._placed, self._config
         if rows.places is not None:
-            turn_and_keep(qkv, self._turns, store.both, rows.places, config.heads, None)
+            turn_and_keep(qkv, self._turned, store.both, config.heads, None)
         else:
             rotate_(qkv, self._all_turns)
             count, width = qkv.shape

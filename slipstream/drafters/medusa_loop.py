@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream import forest, noise
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop, path_rows
+from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
 from slipstream.drafters.static_tree import RANKS, StaticTree
-from slipstream.lanes import Lanes
+from slipstream.lanes import Lanes, path_rows
 from slipstream.sequence import Sequence
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import torch
 from slipstream.attention import Segment, Tiles
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.device_draft import path_rows
 from slipstream.drafters.features import FeatureStore
 from slipstream.drafters.head_layer import PagedHeadLayer
 from slipstream.drafters.head_rows import HeadRows, LanedRows, PagedRows
@@ -149,16 +148,10 @@ class FeatureLoop(TreeLoop):
 
     def features(self) -> torch.Tensor:
         """The hidden states before each of the tokens that came last, [lanes * (depth + 1), taps * width]."""
-        before = self.first_fresh - 1
-        read = self.lanes.rows(before, self._fresh).read(self.drafter.feature_data)
-        known = (before[:, None] + self._fresh).flatten() >= 0  # before the first token there are zeros
-        return torch.where(known[:, None], read, torch.zeros_like(read))
+        return self.lanes.before_fresh(self.drafter.feature_data)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        rows = path_rows(path, self.lanes.nodes).flatten()
-        hidden = torch.cat([taps[layer][rows] for layer in self.drafter.taps], 1)
-        # Rows behind the path are no good, and are written again before anybody reads them.
-        self.lanes.rows(self.lanes.slots, self._fresh).keep(self.drafter.feature_data, hidden)
+        self.lanes.keep(self.drafter.feature_data, [taps[layer] for layer in self.drafter.taps], path)
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         super().settle(sequence, lane, root_slot)
@@ -182,10 +175,8 @@ class SequentialLoop(FeatureLoop):
         return drafter.judged(self._output)
 
     def follow(self, level: int, nodes: Followed) -> torch.Tensor:
-        drafter, lanes = self.drafter, self.lanes
+        drafter = self.drafter
         rows = drafter.laned(*self._passes.level(level, nodes))
-        above = len(self._output) // lanes.size
-        lines = torch.arange(lanes.size, device=lanes.device)[:, None] * above + nodes.parents
         embedded = drafter.target.embed(nodes.tokens.flatten())
-        self._output = drafter.layered(embedded, self._output[lines.flatten()], rows)
+        self._output = drafter.layered(embedded, self._output[nodes.parents.flatten()], rows)
         return drafter.judged(self._output)

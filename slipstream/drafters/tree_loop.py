@@ -68,7 +68,7 @@ class TreeLoop(DeviceLoop):
         self.lanes = lanes
         self._key = drafter.key
         self.pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device, draft.chain)
-        self._fresh = torch.arange(lanes.depth + 1, device=lanes.device)
+        self._first = torch.arange(lanes.size, device=lanes.device) * (lanes.depth + 1)
 
     # -- what a kind of model has to say ------------------------------------------------------------------------------
 
@@ -122,8 +122,7 @@ class TreeLoop(DeviceLoop):
 
     def last_fresh(self, rows: torch.Tensor) -> torch.Tensor:
         """Of rows [lanes * (depth + 1), ...] of what came last, those of the roots, [lanes, ...]."""
-        first = torch.arange(self.lanes.size, device=rows.device) * len(self._fresh)
-        return rows[first + self.lanes.accepted]
+        return rows[self._first + self.lanes.accepted]
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         # Rows behind the last root were made of guesses; those up to it were made of what the target took.

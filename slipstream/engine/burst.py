@@ -191,33 +191,23 @@ class Burst:
     def _verify(self, size: Size, sampled: bool) -> None:
         """The target's pass over all trees, and the way to the next roots."""
         model, lanes, loop = self._model, size.lanes, size.loop
-        each = 1 + lanes.nodes
-        offsets = torch.arange(each, device=lanes.device)
         depths, bits = forest.geometry(lanes.parents, lanes.depth)
-        rows = lanes.rows(lanes.slots, offsets, depths)
+        rows = lanes.rows(lanes.slots, lanes.offsets, depths)
         seen = bits.flatten(0, 1) if lanes.nodes else None
         attend = model.attention_over(size.tiles.behind(lanes.slots, seen, rows.positions))
         x = model.embed(lanes.tokens.flatten())
         layers, taps = range(model.config.layers), self._drafter.taps
         tapped = model.run_(x, rows, attend, self._cache.layers(TARGET), layers, taps)
-        stems, temperatures = lanes.stems.repeat_interleave(each, 1), lanes.temperatures.repeat_interleave(each)
-        chosen = choose_rows(model.head(x), stems, rows.positions + 1, temperatures, sampled=sampled)
-        chosen = chosen.view(lanes.size, each)
+        behind = rows.positions + 1 if sampled else rows.positions  # which greedy choices do not read
+        chosen = choose_rows(model.head(x), lanes.row_stems, behind, lanes.row_temperatures, sampled=sampled)
+        chosen = chosen.view_as(lanes.tokens)
         path, accepted = forest.walk(lanes.tokens, lanes.parents, chosen, lanes.depth)
         if lanes.nodes:
-            self._keep(lanes, path)
+            lanes.move(self._cache.stores[TARGET], path)
         if loop is not None:
             loop.observe(path, accepted, tapped)
-        lanes.advance(chosen, path, accepted)
-        told = torch.cat([accepted[:, None], depths.amax(1, keepdim=True), lanes.taken], 1)
-        size.told.index_copy_(0, size.number, told[None])
+        lanes.advance(chosen, path, accepted, depths, size.told, size.number)
         size.number.add_(1)
-
-    def _keep(self, lanes: Lanes, path: torch.Tensor) -> None:
-        """Make the rows of the accepted paths the next rows of their sequences; others stay where they are."""
-        places = torch.arange(1, lanes.depth + 1, device=lanes.device).expand_as(path)
-        nodes = torch.where(path > 0, path, places)
-        lanes.rows(lanes.slots, nodes).move(self._cache, TARGET, lanes.rows(lanes.slots, places))
 
 
 def _scratch(draft: DeviceDraft | None) -> int:

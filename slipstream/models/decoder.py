@@ -41,9 +41,9 @@ from slipstream.models.model import Model, PassOutput
 from slipstream.models.native_rows import NativeRows, native_shape
 from slipstream.models.norm import PostNorm, UnitNorm
 from slipstream.models.quantized import Int8Matrix, int8_linear, int8_table, quantized_linear
-from slipstream.models.rope import make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
+from slipstream.models.rope import RopeTable, make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
 from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
-from slipstream.passing import Late, turn_and_keep
+from slipstream.passing import Late, Turned, normed, turn_and_keep
 
 if TYPE_CHECKING:
     from slipstream.models.native_layers import NativeLayers
@@ -71,14 +71,15 @@ class Layer:
 class _Turns:
     """The rotations of the rows of a pass."""
 
-    def __init__(self, each: torch.Tensor, config: ModelConfig) -> None:
-        self.each = each  # complex [rows, head size / 2]
+    def __init__(self, rope: RopeTable, rows: PlacedRows, config: ModelConfig) -> None:
+        self.table = rope.up_to(rows.highest)  # of all positions, complex [positions, head size / 2]
+        self.positions = rows.positions
         self._config = config
 
     @cached_property
     def all_heads(self) -> torch.Tensor:
         """For q and k of all heads, and none for v: [rows, width of qkv / 2]."""
-        return turns_of_all_heads(self.each, self._config)
+        return turns_of_all_heads(self.table[self.positions], self._config)
 
 
 class Table(Protocol):
@@ -269,7 +270,7 @@ class Decoder(Model):
         Tensors alone: with a capturing attention, and where `captures` says so, nothing is asked of the host.
         """
         config = self.config
-        turns = [_Turns(rope.at(rows.positions, rows.highest), config) for rope in self._ropes]
+        turns = [_Turns(rope, rows, config) for rope in self._ropes]
         tapped: dict[int, torch.Tensor] = {}
         late = Late(x, *self._scaled.late)
         stream = self._scaled.stream(x)
@@ -278,8 +279,8 @@ class Decoder(Model):
             layer = self.layers[index]
             if layer.scales_late and rows.places is not None:
                 qkv = layer.qkv(x)
-                places, bias = rows.places, layer.late_bias
-                turn_and_keep(qkv, turns[layer.rope].each, data[index].both, places, config.heads, late, bias)
+                turned = Turned(turns[layer.rope].table, rows.positions, *rows.places)
+                turn_and_keep(qkv, turned, data[index].both, config.heads, late, layer.late_bias)
             else:
                 qkv, kv = self._qkv(layer, stream.normed(), turns[layer.rope].all_heads)
                 rows.write(data[index], kv)
@@ -363,7 +364,7 @@ class Decoder(Model):
     def norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The final norm."""
         if runs_fused(hidden) or hidden.dtype != torch.float32:
-            return self._normed(hidden, self._norm)
+            return normed((hidden,), (self._norm,), self.config.norm_eps)
         return self._scaled(hidden).mul_(self._norm_behind)
 
     @property

@@ -21,6 +21,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from slipstream import products
+from slipstream.passing import Late, late_gate
+
 _PACK_ROWS = 64  # the packing is made for this many rows and serves any other number
 _TILE_ROWS = 8
 _WORTH_GUESSING = 1 << 18  # numbers of a weight
@@ -73,6 +76,10 @@ class AddingLinear(ABC):
         """Whether something is added to the product."""
         return self._bias is not None
 
+    def gates(self, late: Late) -> torch.Tensor:
+        """silu of the first half of each row's product times the second half, behind the norm of the row."""
+        return late_gate(self(late.rows), late)
+
     @abstractmethod
     def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """total [rows, out] + the product, as the product's own last act."""
@@ -93,8 +100,16 @@ class PlainLinear(AddingLinear):
     def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(total if self._bias is None else total + self._bias, x, self._weight.T)
 
+    def gates(self, late: Late) -> torch.Tensor:
+        if self._bias is None and products.pays(late.rows, self._weight):
+            return products.gates(late.rows, self._weight, late.floor, late.factor)
+        return super().gates(late)
+
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        total.addmm_(x, self._weight.T)
+        if products.pays(x, self._weight) and total.is_contiguous():
+            products.onto_(total, x, self._weight)
+        else:
+            total.addmm_(x, self._weight.T)
         if self._bias is not None:
             total += self._bias
 

@@ -14,7 +14,7 @@ from slipstream.fused import gated, runs_fused
 from slipstream.models.config import ModelConfig
 from slipstream.models.gpu_mixture import GroupedMixture, stacked
 from slipstream.models.linear import AddingLinear, Linear, MakeLinear, add_product, make_linear
-from slipstream.passing import Late, late_gate
+from slipstream.passing import Late
 
 even_silu: Elementwise = partial(evenly, functional.silu)
 even_gelu: Elementwise = partial(evenly, partial(functional.gelu, approximate="tanh"))
@@ -54,7 +54,8 @@ class DenseMLP:
 
     def onto_(self, total: torch.Tensor, late: Late) -> None:
         """Add to `total` what the rows of `late` give; on a GPU, and where `scales_late` says so."""
-        add_product(total, self.down, late_gate(self.gate_up(late.rows), late))
+        assert isinstance(self.gate_up, AddingLinear)
+        add_product(total, self.down, self.gate_up.gates(late))
 
 
 class MixtureMLP:

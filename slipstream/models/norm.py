@@ -11,7 +11,7 @@ from slipstream.attention.even import LANES
 from slipstream.fused import runs_fused
 from slipstream.models.config import ModelConfig
 from slipstream.models.linear import native_works
-from slipstream.passing import normed_pair
+from slipstream.passing import normed
 
 
 class UnitNorm:
@@ -106,7 +106,4 @@ class RowNorms:
         """Rows [rows, width] of each kind -> [rows, all widths]."""
         if self._native is not None:
             return self._native(*parts)
-        if len(parts) == 2:
-            first, second = self._weights
-            return normed_pair(parts[0], parts[1], first, second, self._eps)
-        return functional.rms_norm(parts[0], self._weights[0].shape, self._weights[0], self._eps)
+        return normed(parts, self._weights, self._eps)

@@ -60,19 +60,19 @@ class RopeTable:
         self._turns = torch.empty(0, config.head_dim // 2, dtype=torch.complex64)
         self._pairs = np.empty((0, 2, config.head_dim), np.float32)
 
-    def at(self, positions: torch.Tensor, highest: int) -> torch.Tensor:
-        """The rotations of `positions`, [rows, head_dim / 2]; `highest` is the largest position."""
+    def up_to(self, highest: int) -> torch.Tensor:
+        """The rotations of all positions up to `highest`, and of some more, [positions, head_dim / 2]."""
         if highest >= len(self._turns):
             size = -(-(highest + 1) // self._PIECE) * self._PIECE
             angles = torch.outer(torch.arange(size, dtype=torch.float32), self._frequencies)
             self._turns = torch.complex(angles.cos(), angles.sin()).to(self._device)
-        return self._turns[positions]
+        return self._turns
 
     def pairs(self, positions: npt.NDArray[np.int64], highest: int) -> npt.NDArray[np.float32]:
         """The same as what a pair (a, b) is multiplied with, and what (b, a) is: [rows, 2, head_dim]."""
         if highest >= len(self._pairs):
-            self.at(torch.tensor([highest]), highest)
-            cosines, sines = self._turns.real, self._turns.imag
+            turns = self.up_to(highest)
+            cosines, sines = turns.real, turns.imag
             crossed = torch.stack([-sines, sines], 2)
             self._pairs = torch.stack([cosines.repeat_interleave(2, 1), crossed.flatten(1)], 1).numpy()
         return self._pairs.take(positions, 0)

@@ -1,0 +1,153 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The Triton kernels of `products.py`. Importing this file imports triton: only `products.py` does, and only on a GPU.
+
+Reading the weights takes nearly all of the time. A program reads its share of a matrix once for all rows, in large
+blocks, by the hardware's own copies (Hopper and later); what is done to the sums afterwards costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+ROWS = 64  # that the tensor cores take at a time, whether they are there or not
+_PROGRAMS = 128  # about as many as a large GPU runs at a time
+_MOST_SPLITS = 4
+
+
+class Tile(NamedTuple):
+    """The work of one program."""
+
+    columns: int  # of the product
+    inner: int  # numbers of a row of either factor that are multiplied at a time
+    stages: int  # how many of these pieces are under way
+
+
+# Found by trial on an H200, with the matrices of an 8B model.
+_GATES, _ONTO = Tile(64, 128, 4), Tile(64, 128, 5)
+
+
+@triton.jit(do_not_specialize=["rows", "floor", "factor"])
+def _gates(
+    x,  # descriptor of [rows, inner]
+    w,  # descriptor of [2 * width, inner]: gates, then values
+    out,  # [rows, width]
+    rows,
+    width,
+    inner,
+    floor,
+    factor,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Some columns of all rows. Rows that are not there are zeros."""
+    first = tl.program_id(0) * BLOCK_N
+    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    value = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
+    for start in range(0, inner, BLOCK_K):
+        piece = x.load([0, start])
+        gate = tl.dot(piece, w.load([first, start]).T, gate)
+        value = tl.dot(piece, w.load([width + first, start]).T, value)
+        numbers = piece.to(tl.float32)
+        squares += numbers * numbers
+    scale = (factor / tl.sqrt(tl.sum(squares, 1) + floor))[:, None]
+    gate *= scale
+    result = gate * tl.sigmoid(gate) * value * scale
+    row, column = tl.arange(0, BLOCK_M), first + tl.arange(0, BLOCK_N)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    tl.store(out + row[:, None] * width + column[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+def gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) -> torch.Tensor:
+    """`products.gates`."""
+    rows, inner = x.shape
+    width = len(weight) // 2
+    out = x.new_empty(rows, width)
+    tile = _GATES
+    _gates[(triton.cdiv(width, tile.columns),)](
+        TensorDescriptor.from_tensor(x, [ROWS, tile.inner]),
+        TensorDescriptor.from_tensor(weight, [tile.columns, tile.inner]),
+        *(out, rows, width, inner, floor, factor),
+        BLOCK_M=ROWS,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.inner,
+        num_stages=tile.stages,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _onto(
+    x,  # descriptor of [rows, inner]
+    w,  # descriptor of [width, inner]
+    total,  # [rows, width]
+    parts,  # float32 [SPLITS - 1, tiles, BLOCK_M, BLOCK_N]
+    flags,  # int32 [SPLITS - 1, tiles]: 0 before and afterwards
+    rows,
+    width,
+    inner,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Some columns of all rows, over a share of the inner numbers. The program of the last share adds all of them up.
+
+    It waits for programs that were numbered, and so begun, before it. Shares are added in one order, whoever is first.
+    """
+    tile, split, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    first = tile * BLOCK_N
+    share = tl.cdiv(tl.cdiv(inner, BLOCK_K), SPLITS) * BLOCK_K
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(split * share, tl.minimum(inner, (split + 1) * share), BLOCK_K):
+        sums = tl.dot(x.load([0, start]), w.load([first, start]).T, sums)
+    row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+    cells = row[:, None] * BLOCK_N + column[None, :]
+    if split < SPLITS - 1:
+        here = split * tiles + tile
+        tl.store(parts + here * BLOCK_M * BLOCK_N + cells, sums)
+        tl.debug_barrier()
+        tl.atomic_xchg(flags + here, 1, sem="release")
+    else:
+        for other in tl.static_range(SPLITS - 1):
+            there = other * tiles + tile
+            while tl.atomic_cas(flags + there, 1, 0, sem="acquire") == 0:
+                pass
+            tl.debug_barrier()
+            sums += tl.load(parts + there * BLOCK_M * BLOCK_N + cells, cache_modifier=".cg")
+        inside = (row < rows)[:, None] & (first + column < width)[None, :]
+        at = total + row[:, None] * width + first + column[None, :]
+        sums += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(at, sums.to(total.dtype.element_ty), mask=inside)
+
+
+def onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """`products.onto_`."""
+    (rows, inner), width, tile = x.shape, len(weight), _ONTO
+    tiles = triton.cdiv(width, tile.columns)
+    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles))
+    parts, flags = _space(x.device)
+    _onto[tiles, splits](
+        TensorDescriptor.from_tensor(x, [ROWS, tile.inner]),
+        TensorDescriptor.from_tensor(weight, [tile.columns, tile.inner]),
+        *(total, parts, flags, rows, width, inner),
+        BLOCK_M=ROWS,
+        BLOCK_N=tile.columns,
+        BLOCK_K=tile.inner,
+        SPLITS=splits,
+        num_stages=tile.stages,
+    )
+
+
+@functools.cache
+def _space(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the shares of a product, and their flags. Products follow each other on a stream, and share it."""
+    parts = torch.empty(_PROGRAMS * ROWS * _ONTO.columns, dtype=torch.float32, device=device)
+    return parts, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)
