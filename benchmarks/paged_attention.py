@@ -115,7 +115,7 @@ class Pass:
             trees = case.rides == ("even",)
             arrays = [torch.from_numpy(array).to(self.device) for array in tile_arrays(self.segments, 16)]
             group, rows = case.heads // case.kv_heads, self.segments[0].rows
-            lanes = LaneTiles(arrays[1].contiguous(), rows, group, case.size, open_rows=trees)
+            lanes = LaneTiles(arrays[1].contiguous(), rows, group, open_rows=trees)
             committed = torch.tensor([s.committed for s in self.segments], device=self.device)
             tiles = lanes.behind(committed, arrays[4], arrays[2]) if trees else lanes.behind(committed)
         attention = PagedAttention(

@@ -54,6 +54,8 @@ def _turn_and_keep(
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
     half: tl.constexpr = SIZE // 2
+    # What other places depend on is asked for first.
+    position, page, offset = tl.load(positions + row), tl.load(pages + row), tl.load(offsets + row)
     first = tl.load(qkv + row * stride + 2 * pair, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(qkv + row * stride + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
     if LATE:
@@ -64,7 +66,7 @@ def _turn_and_keep(
         first += tl.load(bias + 2 * pair, mask=inside, other=0.0).to(tl.float32)
         second += tl.load(bias + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
     turned = pair < (HEADS + KV_HEADS) * half
-    turn = turns + (tl.load(positions + row) * half + pair % half) * 2
+    turn = turns + (position * half + pair % half) * 2
     real = tl.load(turn, mask=inside & turned, other=1.0)
     imaginary = tl.load(turn + 1, mask=inside & turned, other=0.0)
     kind = qkv.dtype.element_ty
@@ -76,7 +78,6 @@ def _turn_and_keep(
     behind = pair - HEADS * half
     part = behind // (KV_HEADS * half)  # k, then v
     head = behind // half % KV_HEADS
-    page, offset = tl.load(pages + row), tl.load(offsets + row)
     line = ((part * layer_pages + page) * KV_HEADS + head) * PAGE + offset
     kept = inside & (behind >= 0)
     tl.store(both + line * SIZE + 2 * (pair % half), left, mask=kept)

@@ -1,7 +1,7 @@
 """Products of large matrices with the rows of a tree, whose kernel does what follows as well: on recent GPUs.
 
-For one row the library's products are the best there are. For the 32 or 64 rows of a tree they take a tenth longer,
-and the gates behind them are one more kernel that reads and writes rows.
+For one row the library's products are the best there are. For the 64 rows of a large tree they take a tenth longer, and
+the gates behind them are one more kernel that reads and writes rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from slipstream.fused import runs_fused
 
-_LEAST_ROWS, _MOST_ROWS = 17, 64
+_ROWS = 64  # no more, and no fewer: rows that are missing in a block make copying it slow
 _LEAST_NUMBERS = 1 << 25  # of a matrix: smaller ones have too few columns to keep every part of a large GPU busy
 _CAPABILITY = (9, 0)  # from which on the hardware copies blocks by itself
 
@@ -20,7 +20,7 @@ _CAPABILITY = (9, 0)  # from which on the hardware copies blocks by itself
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the product of rows x [rows, in] with a matrix [out, in] is better made here."""
     return (
-        _LEAST_ROWS <= len(x) <= _MOST_ROWS
+        len(x) == _ROWS
         and weight.numel() >= _LEAST_NUMBERS
         and x.dtype == weight.dtype == torch.bfloat16
         and weight.shape[1] % 8 == 0  # rows begin at 16 bytes

@@ -85,7 +85,7 @@ class Pass:
         depths, bits = geometry(parents, max(tree.depth for tree in trees))
         committed = torch.tensor([s.committed for s in self.segments], device=DEVICE)
         group = self.heads // self.kv_heads
-        lanes = LaneTiles(tables.to(DEVICE, torch.int32), len(trees[0]), group, self.size, open_rows=True)
+        lanes = LaneTiles(tables.to(DEVICE, torch.int32), len(trees[0]), group, open_rows=True)
         tiles = lanes.behind(committed, bits.flatten(0, 1), (committed[:, None] + depths).flatten())
         shape = self.heads, self.kv_heads, self.size
         return ExactPagedAttention((), *shape, DEVICE, self.softcap, tiles)(q, self.layer, self.window)

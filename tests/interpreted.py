@@ -25,8 +25,8 @@ interpreter._patch_lang_tensor = patch_loops
 """
 
 
-def interpreted(script: str) -> None:
-    """Run a script in a process of its own: the interpreter has to be chosen before the kernels are imported."""
+def interpreted(script: str) -> str:
+    """What a script prints, in a process of its own: the interpreter has to be chosen before kernels are imported."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
     root = Path(__file__).parents[1]
@@ -37,3 +37,4 @@ def interpreted(script: str) -> None:
         script = _LOOPS + script
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -75,7 +75,7 @@ def test_a_decoder_for_a_gpu_takes_its_products_and_its_attention(monkeypatch: p
     segment = attention.tree_segment(PageTable([0]), 0, [1], TokenTree(1))
     for exact in (False, True):
         model.exact = exact
-        model.attention_over(attention.Tiles.of([segment], 2, 16, "cpu"))
+        model.attention_over(attention.Tiles.of([segment], 2, "cpu"))
     assert asked == [False, True]
     linear = model._linear(torch.randn(8, 4))
     assert isinstance(linear, ExactLinear) and linear.exact

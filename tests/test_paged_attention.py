@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,37 +18,18 @@ from slipstream.attention.tiles import COMMITTED, COUNT, OPEN, ROW, SLOT, STOP, 
 from slipstream.cache import PageTable
 from slipstream.graphs import bucket
 from slipstream.tree import TokenTree
-
-
-def why_not() -> str | None:
-    """Why the kernel cannot run here."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if torch.cuda.is_available():
-        return None
-    try:
-        int(np.ones(1, dtype=np.int32))  # type: ignore[arg-type]
-    except TypeError:
-        return "there is no GPU, and Triton's interpreter needs a NumPy that turns arrays of one element into numbers"
-    except DeprecationWarning:  # an error in tests; the interpreter runs elsewhere
-        return None
-    return None
+from tests.interpreted import interpreted
 
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
-    """What the check prints, case by case. In a process of its own: the interpreter is for all of it or for nothing."""
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    seeds = "3" if device == "cuda" else "1"
-    command = [sys.executable, "-m", "benchmarks.paged_attention", "--check", "--device", device, "--seeds", seeds]
-    environment = os.environ if device == "cuda" else {**os.environ, "TRITON_INTERPRET": "1"}
-    root = Path(__file__).parent.parent
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    """What the check prints, case by case."""
+    device, seeds = ("cuda", "3") if torch.cuda.is_available() else ("cpu", "1")
+    given = ["paged_attention", "--check", "--device", device, "--seeds", seeds]
+    said = interpreted(
+        f"import runpy, sys\nsys.argv = {given}\nrunpy.run_module('benchmarks.paged_attention', run_name='__main__')"
+    )
+    return [json.loads(line) for line in said.splitlines()]
 
 
 def test_the_kernel_agrees_with_float64(results: list[dict[str, Any]]) -> None:
@@ -79,11 +58,11 @@ def segments() -> list[Segment]:
 
 def test_tiles_hold_every_row_once_and_no_row_of_another_sequence() -> None:
     given = segments()
-    tiles = Tiles.of(given, 3, 64, "cpu")
+    tiles = Tiles.of(given, 3, "cpu")
     facts = tiles.fields.numpy()
     rows = [int(r) + i for r, count in zip(facts[ROW], facts[COUNT], strict=True) for i in range(count)]
     assert rows == list(range(sum(s.rows for s in given)))
-    assert tiles.queries == 128
+    assert tiles.queries == 64
     assert facts[COUNT].max() <= tiles.queries // 3
     start = 0
     for number, segment in enumerate(given):
@@ -98,7 +77,7 @@ def test_tiles_hold_every_row_once_and_no_row_of_another_sequence() -> None:
 
 def test_bits_and_positions_say_what_the_segments_say() -> None:
     given = segments()
-    tiles = Tiles.of(given, 3, 64, "cpu")
+    tiles = Tiles.of(given, 3, "cpu")
     start = 0
     for number, segment in enumerate(given):
         opened = int(tiles.fields[OPEN][tiles.fields[TABLE] == number][0])
@@ -123,15 +102,14 @@ def test_a_causal_segment_sees_what_its_mask_says() -> None:
 def test_a_batch_is_split_alike_whether_it_is_filled_up_or_not(kv_heads: int) -> None:
     for count in range(1, 1500):
         assert count <= bucket(count) <= 1.5 * count + 1
-        assert splits(count, kv_heads, 256) == splits(bucket(count), kv_heads, 256)
-    assert splits(1, kv_heads, 256) == {1: 64, 3: 64, 8: 32}[kv_heads]
-    assert splits(1024, kv_heads, 256) == 1
+        assert splits(count, kv_heads) == splits(bucket(count), kv_heads)
+    assert splits(1, kv_heads) == {1: 64, 3: 64, 8: 32}[kv_heads]
+    assert splits(1024, kv_heads) == 1
 
 
 def test_a_program_has_room_for_one_row_of_any_group() -> None:
-    assert [query_block(3, 128, rows) for rows in (1, 5, 6, 16, 64)] == [16, 16, 32, 64, 128]
-    assert [query_block(3, 256, rows) for rows in (6, 16, 64)] == [32, 64, 64], "large heads fill the memory sooner"
-    assert query_block(71, 64, 1) == 128
+    assert [query_block(3, rows) for rows in (1, 5, 6, 16, 64)] == [16, 16, 32, 64, 64]
+    assert query_block(71, 1) == 128
 
 
 def test_a_machine_without_a_gpu_never_imports_triton() -> None:

@@ -49,11 +49,12 @@ class Standing:
     nodes: int
     draft: Callable[[], None] | None
     verify: Callable[[], None]
+    back: Callable[[], None]  # to where the rounds begin, so that nothing runs past the pages
 
 
 @contextmanager
 def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[Standing]:
-    """Rounds behind so many tokens of context; every one begins at the same place.
+    """Rounds behind so many tokens of context.
 
     The text is random: costs do not depend on it.
     """
@@ -70,13 +71,12 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
         size = burst.filled(sequences)
         start = size.lanes.slots.clone()
 
-        def verify() -> None:
-            size.lanes.slots.copy_(start)  # so that nothing runs past the pages
+        def back() -> None:
+            size.lanes.slots.copy_(start)
             size.number.zero_()
-            burst.verify(size, False)
 
         draft = None if size.loop is None else lambda: burst.draft(size, False)
-        yield Standing(burst, size.lanes.nodes, draft, verify)
+        yield Standing(burst, size.lanes.nodes, draft, lambda: burst.verify(size, False), back)
     for sequence in sequences:
         llm.engine.cancel(sequence)
 
@@ -85,8 +85,8 @@ def step(llm: LLM, drafter: str, context: int, batch: int = 1) -> Step:
     """Rounds behind so many tokens of context."""
     before = torch.cuda.memory_reserved()
     with standing(llm, drafter, context, batch) as here:
-        draft_ms = 0.0 if here.draft is None else device_ms(here.draft, _ROUNDS)
-        verify_ms = device_ms(here.verify, _ROUNDS)
+        draft_ms = 0.0 if here.draft is None else device_ms(here.draft, _ROUNDS, here.back)
+        verify_ms = device_ms(here.verify, _ROUNDS, here.back)
         graph_mib = max(0.0, (torch.cuda.memory_reserved() - before) / 2**20)
         capture_ms = here.burst.graphs.capture_ms
         return Step(drafter, batch, context, here.nodes, draft_ms, verify_ms, capture_ms, graph_mib)

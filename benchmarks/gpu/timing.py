@@ -8,11 +8,13 @@ from statistics import median
 import torch
 
 
-def device_ms(work: Callable[[], None], times: int = 20) -> float:
+def device_ms(work: Callable[[], None], times: int = 20, before_each: Callable[[], None] = lambda: None) -> float:
     """The median of so many runs, each between two events; the device is busy before the first."""
+    before_each()
     work()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
     for before, after in marks:
+        before_each()
         before.record()
         work()
         after.record()

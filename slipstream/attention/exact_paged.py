@@ -45,7 +45,7 @@ class ExactPagedAttention:
         self._size = size
         self._softcap = softcap
         if tiles is None:
-            tiles = Tiles.of([part for s in segments for part in without_trunk(s)], self._group, size, device)
+            tiles = Tiles.of([part for s in segments for part in without_trunk(s)], self._group, device)
         self._tiles = tiles
         self._shares = -(-tiles.tables.shape[1] * PAGE_SIZE // _SHARE)
         self._queries = 1 << (max(_QUERIES, self._group) - 1).bit_length()

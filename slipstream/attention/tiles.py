@@ -26,8 +26,7 @@ STOP = 5  # one past the last open column; chains stop at their own
 OPEN = 6  # where the open columns' positions begin; -1 for a chain
 FACTS = 7
 
-_MOST_QUERIES, _MOST_OF_LARGE_HEADS = 128, 64  # of one program, which holds all of them
-_LARGE_HEAD = 128  # numbers of a head above which it is a large one
+_MOST_QUERIES = 64  # of one program, which holds all of them
 _LEAST_QUERIES = 16  # below this there is no product on tensor cores
 _ALIGN = 4  # numbers: kernels are compiled anew for arrays that do not begin at 16 bytes
 
@@ -48,9 +47,9 @@ class Tiles:
     bits: torch.Tensor  # int32 [rows, words]
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], group: int, size: int, device: str) -> Tiles:
-        """The tiles of a ragged pass; `group` query heads of `size` numbers share a KV head."""
-        queries = query_block(group, size, max(s.rows for s in segments))
+    def of(cls, segments: Sequence[Segment], group: int, device: str) -> Tiles:
+        """The tiles of a ragged pass; `group` query heads share a KV head."""
+        queries = query_block(group, max(s.rows for s in segments))
         rows, trees = sum(s.rows for s in segments), any(not s.causal for s in segments)
         return cls(rows, queries, trees, *_sent(tile_arrays(segments, queries // group), device))
 
@@ -87,13 +86,13 @@ class LaneTiles:
     """
 
     def __init__(
-        self, tables: torch.Tensor, rows: int, group: int, size: int, *, earlier: int = 0, open_rows: bool = False
+        self, tables: torch.Tensor, rows: int, group: int, *, earlier: int = 0, open_rows: bool = False
     ) -> None:
         """`rows` new rows for each line of `tables`, int32 [sequences, pages], which the caller may rewrite.
 
         `open_rows`: rows of trees, of which `earlier` ones were written before; otherwise the rows are chains.
         """
-        queries = query_block(group, size, rows)
+        queries = query_block(group, rows)
         starts = np.arange(0, rows, queries // group)
         lanes, tiles = len(tables), len(starts)
         base = np.zeros((FACTS, lanes, tiles), dtype=np.int64)
@@ -136,10 +135,9 @@ class LaneTiles:
         )
 
 
-def query_block(group: int, size: int, rows: int) -> int:
+def query_block(group: int, rows: int) -> int:
     """Queries of one program where the longest segment has `rows` rows: a power of two, at least one whole row."""
-    most = _MOST_QUERIES if size <= _LARGE_HEAD else _MOST_OF_LARGE_HEADS
-    wanted = max(group, min(group * rows, most), _LEAST_QUERIES)
+    wanted = max(group, min(group * rows, _MOST_QUERIES), _LEAST_QUERIES)
     return 1 << (wanted - 1).bit_length()
 
 

@@ -11,11 +11,38 @@ from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
 from slipstream.drafters.repeats import Repeats
 from slipstream.lanes import Lanes
 from slipstream.sequence import Sequence
+from slipstream.types import Stats
 
 if TYPE_CHECKING:
     from slipstream.drafters.suffix import SuffixDrafter
 
 _WORTH_A_CHAIN = 2  # tokens of a match: behind a single one a chain is right too seldom for its rows
+_MOST_WANTED = 16  # tokens of a match that gives a chain, whatever came of the chains before
+_WORTH_A_ROUND = 0.1  # tokens accepted in a round that make up for its rows
+
+
+class Trust:
+    """How long the matches of a text must be to be worth chains: one token more after a burst in vain, or one less."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._wanted = least
+        self._asks = False
+        self._began: tuple[int, int] | None = None  # steps and tokens before the last burst that was asked for
+
+    def ask(self, matched: int, stats: Stats) -> bool:
+        """Whether a match of so many tokens is long enough; `stats`: of the text so far."""
+        if self._began is not None and stats.steps > self._began[0]:
+            rounds, tokens = stats.steps - self._began[0], stats.emitted - self._began[1]
+            worth = tokens - rounds >= _WORTH_A_ROUND * rounds
+            self._wanted = max(self._least, self._wanted - 1) if worth else min(self._wanted + 1, _MOST_WANTED)
+            self._began = None
+        self._asks = matched >= self._wanted
+        return self._asks
+
+    def begin(self, stats: Stats) -> None:
+        """A burst with chains begins. Where another text of the batch asked for it, nothing is learnt from it."""
+        self._began = (stats.steps, stats.emitted) if self._asks else None
 
 
 class ChainDraft(DeviceDraft):
@@ -25,29 +52,39 @@ class ChainDraft(DeviceDraft):
 
     def __init__(self, drafter: SuffixDrafter, length: int) -> None:
         self._drafter = drafter
+        self._trust = f"{drafter.key}.trust"
         self.nodes = self.depth = length
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
         return True
 
     def expects(self, sequences: Seq[Sequence]) -> bool:
+        asking = [self._trust_of(s).ask(self._drafter.matched(s), s.stats) for s in sequences]
+        return any(asking)
+
+    def _trust_of(self, sequence: Sequence) -> Trust:
         least = max(_WORTH_A_CHAIN, self._drafter.options.min_match)
-        return any(self._drafter.matched(sequence) >= least for sequence in sequences)
+        trust: Trust = sequence.drafting.setdefault(self._trust, Trust(least))
+        return trust
 
     def loop(self, lanes: Lanes) -> ChainLoop:
-        return ChainLoop(lanes, Repeats(lanes, self.nodes, self._drafter.options.min_match))
+        return ChainLoop(lanes, Repeats(lanes, self.nodes, self._drafter.options.min_match), self._trust)
 
 
 class ChainLoop(DeviceLoop):
     """Where a text has no match its lane offers some tokens all the same: a round has the rows anyway."""
 
-    def __init__(self, lanes: Lanes, repeats: Repeats) -> None:
+    def __init__(self, lanes: Lanes, repeats: Repeats, trust: str) -> None:
+        """`trust`: under what name a sequence has its `Trust`."""
         self._lanes = lanes
         self._repeats = repeats
+        self._trust = trust
         lanes.parents[:, 1:] = torch.arange(lanes.nodes, device=lanes.device)
 
     def fill(self, sequences: Seq[Sequence]) -> None:
         self._repeats.fill(sequences)
+        for sequence in sequences:
+            sequence.drafting[self._trust].begin(sequence.stats)
 
     def draft(self, sampled: bool) -> None:
         chains, _ = self._repeats.chains()

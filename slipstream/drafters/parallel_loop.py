@@ -29,7 +29,7 @@ class ParallelLoop(FeatureLoop):
         config = drafter.shape
         depth = len(draft.widths)
         rows = lanes.depth + depth
-        self._chain = LaneTiles(lanes.tables, rows, config.group, config.head_dim)
+        self._chain = LaneTiles(lanes.tables, rows, config.group)
         self._offsets = torch.arange(rows, device=lanes.device)
         self._block = torch.arange(depth, device=lanes.device)
         self._logits: torch.Tensor  # [lanes, depth, draft tokens]

@@ -137,15 +137,14 @@ class Passes:
 
     def __init__(self, lanes: Lanes, widths: Seq[int], config: ModelConfig, fresh: int) -> None:
         """`fresh`: rows of the first pass, a chain; `config`: of the model."""
-        heads = config.group, config.head_dim
         self._lanes = lanes
-        self._chain = LaneTiles(lanes.tables, fresh, *heads)
+        self._chain = LaneTiles(lanes.tables, fresh, config.group)
         self._fresh = torch.arange(fresh, device=lanes.device)
         self._tiles = []
         lines, offsets, depths = [], [], []
         earlier = 1
         for level, width in enumerate(widths[1:], 1):
-            self._tiles.append(LaneTiles(lanes.tables, width, *heads, earlier=earlier, open_rows=True))
+            self._tiles.append(LaneTiles(lanes.tables, width, config.group, earlier=earlier, open_rows=True))
             lines.append(torch.arange(lanes.size).repeat_interleave(width))
             offsets.append(torch.arange(earlier, earlier + width).repeat(lanes.size))
             depths.append(torch.full((lanes.size * width,), level))

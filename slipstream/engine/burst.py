@@ -157,7 +157,7 @@ class Burst:
         rounds = TREE_ROUNDS if trees else PLAIN_ROUNDS if self._drafter.blind else WAITING_ROUNDS
         spare = rounds * (1 + depth) + _scratch(draft)
         lanes = Lanes(count, nodes, depth, config.context, spare, device)
-        tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, config.head_dim, open_rows=nodes > 0)
+        tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)
         told = torch.zeros(rounds, count, 3 + depth, dtype=torch.int64, device=device)
         loop = None if draft is None else draft.loop(lanes)
         return Size(lanes, draft, loop, rounds, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))

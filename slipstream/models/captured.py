@@ -104,7 +104,7 @@ class CapturedPasses:
         group = config.group
         rows = sum(s.rows for s in segments)
         filled = bucket(rows)
-        queries = query_block(group, config.head_dim, filled)
+        queries = query_block(group, filled)
         of_tiles = tile_arrays(segments, queries // group)
         fields, tables, _, open_positions, bits = of_tiles
         shape = _Shape(
