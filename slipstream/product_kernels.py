@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The Triton kernels of `products.py`. Importing this file imports triton: only `products.py` does, and only on a GPU.
 
-Reading the weights takes nearly all of the time. A program reads its share of a matrix once for all rows, in large
-blocks, by the hardware's own copies (Hopper and later); what is done to the sums afterwards costs next to nothing.
+Reading the weights takes nearly all of the time. A program reads its share of a matrix once for all rows, those of a
+tree in large blocks by the hardware's own copies; what is done to the sums afterwards costs next to nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Tile(NamedTuple):
 
 # Found by trial on an H200, with the matrices of an 8B model.
 _GATES, _ONTO = Tile(64, 128, 4), Tile(64, 128, 5)
+ROW_COLUMNS, ROW_INNER, _ROW_STAGES = Tile(8, 512, 4)  # for one row
 
 
 @triton.jit(do_not_specialize=["rows", "floor", "factor"])
@@ -143,6 +144,71 @@ def onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
         BLOCK_K=tile.inner,
         SPLITS=splits,
         num_stages=tile.stages,
+    )
+
+
+@triton.jit(do_not_specialize=["floor", "factor"])
+def _row_gates(
+    x,  # [inner]
+    w,  # [2 * width, inner]: gates, then values
+    out,  # [width]
+    width,
+    inner,
+    floor,
+    factor,
+    BLOCK_N: tl.constexpr,  # divides width
+    BLOCK_K: tl.constexpr,  # divides inner
+    STAGES: tl.constexpr,
+):
+    """`_gates` for one row: every weight is used once, which needs no tensor cores."""
+    column, part = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    gate_at = w + column[:, None].to(tl.int64) * inner + part[None, :]
+    value_at = gate_at + width.to(tl.int64) * inner
+    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    values = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for start in tl.range(0, inner, BLOCK_K, num_stages=STAGES):
+        piece = tl.load(x + start + part).to(tl.float32)
+        gates += tl.load(gate_at + start, eviction_policy="evict_first").to(tl.float32) * piece[None, :]
+        values += tl.load(value_at + start, eviction_policy="evict_first").to(tl.float32) * piece[None, :]
+        squares += piece * piece
+    scale = factor / tl.sqrt(tl.sum(squares, 0) + floor)
+    gate = tl.sum(gates, 1) * scale
+    result = gate * tl.sigmoid(gate) * tl.sum(values, 1) * scale
+    tl.store(out + column, result.to(out.dtype.element_ty))
+
+
+def row_gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) -> torch.Tensor:
+    """`products.gates` for one row."""
+    inner, width = x.shape[1], len(weight) // 2
+    out = x.new_empty(1, width)
+    _row_gates[(width // ROW_COLUMNS,)](
+        *(x, weight, out, width, inner, floor, factor),
+        BLOCK_N=ROW_COLUMNS,
+        BLOCK_K=ROW_INNER,
+        STAGES=_ROW_STAGES,
+    )
+    return out
+
+
+@triton.jit
+def _row_onto(x, w, total, inner, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr):
+    """`_onto` for one row; x [inner], w [width, inner], total [width]."""
+    column, part = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    at = w + column[:, None].to(tl.int64) * inner + part[None, :]
+    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for start in tl.range(0, inner, BLOCK_K, num_stages=STAGES):
+        piece = tl.load(x + start + part).to(tl.float32)
+        sums += tl.load(at + start, eviction_policy="evict_first").to(tl.float32) * piece[None, :]
+    result = tl.sum(sums, 1) + tl.load(total + column).to(tl.float32)
+    tl.store(total + column, result.to(total.dtype.element_ty))
+
+
+def row_onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """`products.onto_` for one row."""
+    width, inner = weight.shape
+    _row_onto[(width // ROW_COLUMNS,)](
+        *(x, weight, total, inner), BLOCK_N=ROW_COLUMNS, BLOCK_K=ROW_INNER, STAGES=_ROW_STAGES
     )
 
 

@@ -1,7 +1,6 @@
-"""Products of large matrices with the rows of a tree, whose kernel does what follows as well: on recent GPUs.
+"""Products of large matrices with one row, or with the rows of a large tree, and what follows: on recent GPUs.
 
-For one row the library's products are the best there are. For the 64 rows of a large tree they take a tenth longer, and
-the gates behind them are one more kernel that reads and writes rows.
+The library's products leave a tenth of the time on the table there, and the gates behind them are one more kernel.
 """
 
 from __future__ import annotations
@@ -12,27 +11,30 @@ import torch
 
 from slipstream.fused import runs_fused
 
-_ROWS = 64  # no more, and no fewer: rows that are missing in a block make copying it slow
-_LEAST_NUMBERS = 1 << 25  # of a matrix: smaller ones have too few columns to keep every part of a large GPU busy
-_CAPABILITY = (9, 0)  # from which on the hardware copies blocks by itself
+_ROW, _TREE = 1, 64  # rows: no others. Where rows are missing in a block of 64, copying it is slow
+_LEAST_NUMBERS = 1 << 24  # of a matrix: smaller ones are left to the library, which knows them better
+_LEAST_OF_TREES = 1 << 25
+_STEP = 512  # numbers of a matrix's row that are read at a time
+_CAPABILITY = (9, 0)  # the hardware copies blocks by itself; others were not tried
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the product of rows x [rows, in] with a matrix [out, in] is better made here."""
+    least = {_ROW: _LEAST_NUMBERS, _TREE: _LEAST_OF_TREES}.get(len(x))
     return (
-        len(x) == _ROWS
-        and weight.numel() >= _LEAST_NUMBERS
+        least is not None
+        and weight.numel() >= least
         and x.dtype == weight.dtype == torch.bfloat16
-        and weight.shape[1] % 8 == 0  # rows begin at 16 bytes
+        and weight.shape[1] % _STEP == weight.shape[0] % 16 == 0
         and x.is_contiguous()
         and weight.is_contiguous()
         and runs_fused(x)
-        and _copies_blocks(x.device)
+        and _recent(x.device)
     )
 
 
 @functools.cache
-def _copies_blocks(device: torch.device) -> bool:
+def _recent(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 
@@ -43,11 +45,13 @@ def gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) ->
     """
     from slipstream import product_kernels
 
-    return product_kernels.gates(x, weight, floor, factor)
+    kernel = product_kernels.row_gates if len(x) == _ROW else product_kernels.gates
+    return kernel(x, weight, floor, factor)
 
 
 def onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
     """Add to total [rows, out] the product of x [rows, in] with [out, in]."""
     from slipstream import product_kernels
 
-    product_kernels.onto_(total, x, weight)
+    kernel = product_kernels.row_onto_ if len(x) == _ROW else product_kernels.onto_
+    kernel(total, x, weight)

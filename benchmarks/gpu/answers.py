@@ -7,9 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream import LLM, SamplingParams
+from slipstream import LLM, Output, SamplingParams
 from slipstream.types import Stats
 
+_BRIEF = 4  # tokens
 STRUCTURED = ("code", "json", "arithmetic", "coding", "math", "math_reasoning", "extraction")
 
 
@@ -19,6 +20,7 @@ class Answered:
 
     drafter: str
     tok_s: float
+    structured: float  # tokens a second where the answers are code, sums and the like
     tokens_per_step: float
     by_task: dict[str, float]  # tokens a second
     same_as_plain: float | None  # of all tokens, those before an answer's first difference
@@ -57,15 +59,21 @@ class Answers:
             pairs = zip(self.stats, plain.stats, strict=True)
             worst = min(a.tokens_per_second / b.tokens_per_second for a, b in pairs if b.decoded > 8)
         speeds = {task: _sum(stats).tokens_per_second for task, stats in by_task.items()}
-        return Answered(self.drafter, total.tokens_per_second, total.tokens_per_step, speeds, same, worst)
+        structured = _sum([s for task in STRUCTURED for s in by_task[task]]).tokens_per_second
+        return Answered(self.drafter, total.tokens_per_second, structured, total.tokens_per_step, speeds, same, worst)
 
 
 def answer(llm: LLM, drafter: str, asked: list[tuple[str, str]], tokens: int) -> Answers:
     """Greedy answers, one question at a time."""
     llm.use(drafter)
-    how = SamplingParams(temperature=0.0, max_tokens=tokens)
     llm.warm_up()
-    outputs = [llm.chat([{"role": "user", "content": text}], how)[0] for _, text in asked]
+
+    def answers(greeting: str, length: int) -> list[Output]:
+        how = SamplingParams(temperature=0.0, max_tokens=length)
+        return [llm.chat([{"role": "user", "content": greeting + text}], how)[0] for _, text in asked]
+
+    answers("Well. ", _BRIEF)  # prompts of such lengths make the library load kernels, which takes its time once
+    outputs = answers("", tokens)
     return Answers(drafter, [o.token_ids for o in outputs], [o.stats for o in outputs], [task for task, _ in asked])
 
 

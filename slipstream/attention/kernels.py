@@ -72,43 +72,6 @@ def _absorbed(scores, v_block, peak, weight, total, PRECISION: tl.constexpr):
     return higher, weight, total
 
 
-@triton.jit
-def _combined(parts, out, line, at, peaks, weights, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """Write one line of `out`, from its splits at `at` [splits]."""
-    dims = tl.arange(0, PADDED)
-    inside = dims < SIZE
-    seen = weights > 0.0  # a split without columns has left its part unwritten
-    factors = tl.where(seen, tl.exp(peaks - tl.max(peaks, 0)), 0.0)
-    mask = seen[:, None] & inside[None, :]
-    block = tl.load(parts + at[:, None] * SIZE + dims[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-    result = tl.sum(block * factors[:, None], 0) / tl.sum(weights * factors, 0)
-    tl.store(out + line * SIZE + dims, result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _join(
-    parts,
-    marks,
-    out,
-    first,  # the first line of the tile's row and head
-    lines,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """`combine` for the query heads of one row, by a program that knows that all the others are done.
-
-    They may have run beside it: what they wrote is read past the cache that only this program's neighbours share.
-    """
-    split = tl.arange(0, SPLITS)
-    for query in tl.static_range(GROUP):
-        at = split * lines + first + query
-        peaks = tl.load(marks + at, cache_modifier=".cg")
-        weights = tl.load(marks + SPLITS * lines + at, cache_modifier=".cg")
-        _combined(parts, out, first + query, at, peaks, weights, SIZE, PADDED)
-
-
 @triton.jit(do_not_specialize=["tiles", "width", "words", "window", "rows"])
 def attend(
     q,  # [rows, q_stride]: the query heads of a row stand first
@@ -122,7 +85,6 @@ def attend(
     positions,  # [rows]: absolute positions; read for tiles of trees only
     open_positions,  # absolute positions of the open columns, tree after tree
     bits,  # int32 [rows, words]: which open columns a row sees, 32 to a word
-    counters,  # int32 [tiles, KV_HEADS], 0 before and afterwards; used where JOINED
     tiles,
     rows,
     q_stride,
@@ -138,7 +100,6 @@ def attend(
     BLOCK_M: tl.constexpr,  # queries of a tile: GROUP for each of its rows, filled up
     BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE
     SPLITS: tl.constexpr,
-    JOINED: tl.constexpr,  # whether the last program of a tile puts the splits together: where a tile is one row
     TREES: tl.constexpr,  # whether any tile has rows of a tree
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -246,21 +207,20 @@ def attend(
         tl.store(marks + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
         if begin < end:
             tl.store(parts + line[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
-        if JOINED:
-            counter = counters + tile * KV_HEADS + head
-            tl.debug_barrier()  # all of this program is written before it is counted
-            if tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1:
-                tl.store(counter, 0)
-                tl.debug_barrier()
-                first_line = row.to(tl.int64) * heads + head * GROUP
-                _join(parts, marks, out, first_line, rows.to(tl.int64) * heads, GROUP, SIZE, PADDED, SPLITS)
 
 
 @triton.jit(do_not_specialize=["lines"])
 def combine(parts, marks, out, lines, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr):
     """One row and head: its splits put together. `lines` is rows * heads; the arrays are those of `attend`."""
     line = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, SPLITS) * lines.to(tl.int64) + line
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, PADDED)
+    inside = dims < SIZE
+    at = splits * lines.to(tl.int64) + line
     peaks = tl.load(marks + at)
     weights = tl.load(marks + SPLITS * lines.to(tl.int64) + at)
-    _combined(parts, out, line, at, peaks, weights, SIZE, PADDED)
+    seen = weights > 0.0  # a split without columns has left its part unwritten
+    factors = tl.where(seen, tl.exp(peaks - tl.max(peaks, 0)), 0.0)
+    block = tl.load(parts + at[:, None] * SIZE + dims[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
+    result = tl.sum(block * factors[:, None], 0) / tl.sum(weights * factors, 0)
+    tl.store(out + line * SIZE + dims, result.to(out.dtype.element_ty), mask=inside)

@@ -1,15 +1,13 @@
 """Tree attention on a GPU: one Triton kernel over the pages of all sequences, whatever rows each brings.
 
 A program takes the rows of a tile for the query heads of one KV head, and a share of the columns: with few sequences
-the context is split among programs, and a second, small kernel puts the shares together; those of lone rows are so
-small that whichever program is the last one does it. Into how many shares depends
+the context is split among programs, and a second, small kernel puts the shares together. Into how many shares depends
 on the number of tiles and on nothing else (rounded up to a power of two, as batches of captured passes are filled up),
 so that a sequence is split alike whether its pass is captured or not.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -22,8 +20,6 @@ from slipstream.fused import has_triton
 _PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
 _MOST_SPLITS = 64
 _STAGES = 2
-_COUNTERS = 4096  # of tiles that are joined by their last program
-_MOST_JOINED = 8  # query heads of a KV head, which one program puts together one after the other
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
@@ -55,7 +51,6 @@ class PagedAttention:
         count = self._tiles.fields.shape[1]
         self._splits = splits(count, kv_heads)
         self._lone = count == self._tiles.rows  # a row each
-        self._joined = self._lone and self._group <= _MOST_JOINED and count * kv_heads <= _COUNTERS
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
@@ -86,7 +81,6 @@ class PagedAttention:
             tiles.positions,
             tiles.open_positions,
             tiles.bits,
-            _counters(q.device),
             tiles.fields.shape[1],
             tiles.rows,
             q.stride(0),
@@ -102,14 +96,13 @@ class PagedAttention:
             BLOCK_M=tiles.queries,
             BLOCK_N=block_columns(padded * q.dtype.itemsize),
             SPLITS=shares,
-            JOINED=self._joined,
             TREES=tiles.trees,
             WINDOWED=window is not None,
             CAPPED=self._softcap is not None,
             PRECISION="ieee" if exact else "tf32",
             num_stages=1 if self._lone and shares > 1 else _STAGES,  # a lone row's share is a block or two
         )
-        if shares > 1 and not self._joined:
+        if shares > 1:
             lines = tiles.rows * heads
             warps = 1 if shares * padded <= 4096 else 4
             combine[lines,](parts, marks, out, lines, SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
@@ -120,12 +113,6 @@ def splits(tiles: int, kv_heads: int) -> int:
     """How many programs share the columns of a sequence: a power of two."""
     alone = kv_heads << (tiles - 1).bit_length()
     return 1 << min(_MOST_SPLITS, max(1, _PROGRAMS // alone)).bit_length() - 1
-
-
-@functools.cache
-def _counters(device: torch.device) -> torch.Tensor:
-    """Kernels follow each other on a stream, and all leave zeros behind."""
-    return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
 
 
 def block_columns(row_bytes: int) -> int:
