@@ -35,6 +35,7 @@ class Lanes:
 
         pages = -(-(longest + spare) // PAGE_SIZE)
         self.tables = torch.zeros(size, pages, dtype=torch.int32, device=device)
+        self._pages = np.zeros(self.tables.shape, dtype=np.int32)  # what the tables say
         self.slots = numbers(size)  # of the roots: the rows before them are committed
         self.stems = numbers(2, size)  # of the samplers
         self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
@@ -49,22 +50,33 @@ class Lanes:
         self.taken = numbers(size, depth + 1)
         self.accepted = numbers(size)
 
+    def turn_to(self, sequences: list[Sequence], idle: int) -> None:
+        """Take the sequences' pages. That is all that lanes must be told of sequences which go on where they are.
+
+        Lanes that have no sequence begin again: they have a single page to run along.
+        """
+        self.slots[len(sequences) :] = 0
+        self.accepted[len(sequences) :] = 0
+        tables = np.full(self.tables.shape, idle, dtype=np.int32)
+        for table, sequence in zip(tables, sequences, strict=False):
+            table[: len(sequence.table.pages)] = sequence.table.pages
+        if not np.array_equal(tables, self._pages):
+            self._pages = tables
+            self.tables.copy_(torch.from_numpy(tables))
+
     def fill(self, sequences: list[Sequence], known: list[int], idle: int) -> None:
         """Set the lanes up for sequences whose slots are reserved.
 
         `known`: how many tokens of each are to be taken as known, all but the last few. `idle`: a page for the lanes
         that have no sequence.
         """
+        self.turn_to(sequences, idle)
         spare = self.size - len(sequences)
-        tables = np.full((self.size, self.tables.shape[1]), idle, dtype=np.int32)
-        for table, sequence in zip(tables, sequences, strict=False):
-            table[: len(sequence.table.pages)] = sequence.table.pages
         slots = [s.cached for s in sequences] + [0] * spare
         taken = np.zeros((self.size, self.taken.shape[1]), dtype=np.int64)
         for line, sequence, start in zip(taken, sequences, known, strict=False):
             line[: len(sequence.tokens) - start] = sequence.tokens[start:]
         accepted = [len(s.tokens) - 1 - start for s, start in zip(sequences, known, strict=True)] + [0] * spare
-        self.tables.copy_(torch.from_numpy(tables))
         self.slots.copy_(torch.tensor(slots))
         self.taken.copy_(torch.from_numpy(taken))
         self.accepted.copy_(torch.tensor(accepted))

@@ -13,6 +13,7 @@ from slipstream import LLM, SamplingParams, attention
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters.device_draft import DeviceLoop
 from slipstream.engine.burst import TREE_ROUNDS, make_burst
+from slipstream.lanes import Lanes
 from slipstream.models.decoder import Decoder
 from slipstream.types import Output
 from slipstream.verify import Match, Rejection
@@ -268,3 +269,43 @@ def test_the_trees_of_a_batch_share_the_rows_that_come_nearly_free(monkeypatch: 
         drafter.target.device = "cuda"
         plan = drafter.plan_for(16)
         assert {name: getattr(plan, name) for name in options} == options, "what is given holds"
+
+
+def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int, int]:
+    """What five sequences in six lanes say; how often lanes were laid out for it, and in how many bursts."""
+    llm = burst_on_cpu(drafting_llm(name, TREES[name.rpartition("+")[2]]), monkeypatch)
+    burst = llm.engine.burst
+    assert burst is not None
+    fill, run, laid, bursts = Lanes.fill, burst.run, 0, 0
+
+    def counted_fill(self: Lanes, *args: Any) -> None:
+        nonlocal laid
+        laid += 1
+        fill(self, *args)
+
+    def counted_run(*args: Any) -> Any:
+        nonlocal bursts
+        bursts += 1
+        given = run(*args)
+        for size in burst._sizes.values():
+            idle = size.lanes.slots[len(args[0]) :]
+            assert (idle <= size.rounds * (1 + size.lanes.depth)).all(), "lanes without a sequence run out of pages"
+        if not go_on:
+            burst._last = None
+        return given
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lanes, "fill", counted_fill)
+        patched.setattr(burst, "run", counted_run)
+        how = [SamplingParams(temperature=0.7, seed=i, max_tokens=150, ignore_eos=True) for i in range(5)]
+        outputs = llm.generate(asked(longest=100), how)
+    return [(o.token_ids, o.stats.origins) for o in outputs], laid, bursts
+
+
+@pytest.mark.parametrize("name", ["eagle3", "suffix+eagle3", "parallel", "medusa", "draft_model"])
+def test_sequences_that_go_on_are_not_laid_out_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, laid, bursts = told_in_bursts(name, True, monkeypatch)
+    again, laid_again, bursts_again = told_in_bursts(name, False, monkeypatch)
+    assert told == again
+    assert laid_again == bursts_again == bursts > 5
+    assert laid <= bursts // 2

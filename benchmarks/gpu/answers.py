@@ -10,7 +10,7 @@ from pathlib import Path
 from slipstream import LLM, Output, SamplingParams
 from slipstream.types import Stats
 
-_BRIEF = 4  # tokens
+_BRIEF = 24  # tokens
 STRUCTURED = ("code", "json", "arithmetic", "coding", "math", "math_reasoning", "extraction")
 
 

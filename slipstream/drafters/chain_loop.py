@@ -56,6 +56,8 @@ class ChainDraft(DeviceDraft):
         self.nodes = self.depth = length
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
+        for sequence in sequences:
+            self._trust_of(sequence).begin(sequence.stats)
         return True
 
     def expects(self, sequences: Seq[Sequence]) -> bool:
@@ -68,23 +70,19 @@ class ChainDraft(DeviceDraft):
         return trust
 
     def loop(self, lanes: Lanes) -> ChainLoop:
-        return ChainLoop(lanes, Repeats(lanes, self.nodes, self._drafter.options.min_match), self._trust)
+        return ChainLoop(lanes, Repeats(lanes, self.nodes, self._drafter.options.min_match))
 
 
 class ChainLoop(DeviceLoop):
     """Where a text has no match its lane offers some tokens all the same: a round has the rows anyway."""
 
-    def __init__(self, lanes: Lanes, repeats: Repeats, trust: str) -> None:
-        """`trust`: under what name a sequence has its `Trust`."""
+    def __init__(self, lanes: Lanes, repeats: Repeats) -> None:
         self._lanes = lanes
         self._repeats = repeats
-        self._trust = trust
         lanes.parents[:, 1:] = torch.arange(lanes.nodes, device=lanes.device)
 
     def fill(self, sequences: Seq[Sequence]) -> None:
         self._repeats.fill(sequences)
-        for sequence in sequences:
-            sequence.drafting[self._trust].begin(sequence.stats)
 
     def draft(self, sampled: bool) -> None:
         chains, _ = self._repeats.chains()

@@ -16,7 +16,7 @@ class DeviceLoop(ABC):
 
     @abstractmethod
     def fill(self, sequences: Seq[Sequence]) -> None:
-        """Take what the host keeps for the sequences, before the first round."""
+        """Take what the host keeps for the sequences, before the first round; not where they go on from the last."""
 
     @abstractmethod
     def draft(self, sampled: bool) -> None:

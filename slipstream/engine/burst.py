@@ -12,7 +12,9 @@ that nobody reads.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +48,7 @@ def make_burst(model: Model, cache: PagedCache, drafter: AnyDrafter, verifier: V
     return Burst(model, cache, drafter) if drafter.blind or drafter.device_draft(1) is not None else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Size:
     """All that rounds of one size of batch need."""
 
@@ -56,7 +58,21 @@ class Size:
     rounds: int  # of a burst at most
     tiles: LaneTiles
     told: torch.Tensor  # int64 [rounds, lanes, 2 + depth + 1]: accepted, deepest, taken
+    heard: torch.Tensor  # the same for the host
     number: torch.Tensor  # int64 [1]: of the next round
+
+    def known(self, sequence: Sequence) -> int:
+        """How many tokens of a sequence the drafter need not be told."""
+        return len(sequence.tokens) - 1 if self.draft is None else self.draft.known(sequence)
+
+
+class Standing(NamedTuple):
+    """Where a sequence stood behind its last burst."""
+
+    sequence: Sequence
+    cached: int
+    tokens: int
+    known: int
 
 
 class Burst:
@@ -67,6 +83,7 @@ class Burst:
         self._cache = cache
         self._drafter = drafter
         self._sizes: dict[tuple[int, bool], Size] = {}  # by lanes, and whether there are trees
+        self._last: tuple[Size, list[Standing]] | None = None  # what the last burst used, and what it left behind
         self.graphs = Graphs(model.device)
 
     # -- what the host does before ------------------------------------------------------------------------------------
@@ -114,28 +131,36 @@ class Burst:
         """
         began = time.perf_counter()
         size = self.filled(sequences)
-        told = self._tell(size, sequences, rounds)
-        device_ms = 1000 * (time.perf_counter() - began)
-        counts = []
-        for lane, sequence in enumerate(sequences):
+        taken: list[list[Taken]] = [[] for _ in sequences]
+        counts = [0] * len(sequences)
+        for told in self._tell(size, sequences, rounds):
+            device_ms = 1000 * (time.perf_counter() - began)
+            for lane, sequence in enumerate(sequences):
+                given = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
+                taken[lane] += given
+                if not sequence.finished:
+                    counts[lane] += emit_rounds(sequence, given, self._drafter.name)
+        for lane, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
             start = sequence.cached
-            taken = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
-            count = emit_rounds(sequence, taken, self._drafter.name)
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
             self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
             if size.loop is not None:
-                root_slot = start + sum(len(t.tokens) for t in taken[:-1])
+                root_slot = start + sum(len(t.tokens) for t in taken[lane][:-1])
                 size.loop.settle(sequence, lane, root_slot)
-            counts.append(count)
+        self._last = size, _standing(size, sequences)
         return counts, device_ms
 
     def filled(self, sequences: list[Sequence]) -> Size:
         """The buffers for a batch, set up for these."""
         size = self._size(sequences)
-        known = [len(s.tokens) - 1 if size.draft is None else size.draft.known(s) for s in sequences]
-        size.lanes.fill(sequences, known, self._cache.idle_page)
-        if size.loop is not None:
-            size.loop.fill(sequences)
+        if self._last == (size, _standing(size, sequences)):
+            # The lanes stand where the last burst has left them, and so does the drafter.
+            size.lanes.turn_to(sequences, self._cache.idle_page)
+        else:
+            size.lanes.fill(sequences, [size.known(s) for s in sequences], self._cache.idle_page)
+            if size.loop is not None:
+                size.loop.fill(sequences)
+        self._last = None
         size.number.zero_()
         return size
 
@@ -159,21 +184,29 @@ class Burst:
         lanes = Lanes(count, nodes, depth, config.context, spare, device)
         tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)
         told = torch.zeros(rounds, count, 3 + depth, dtype=torch.int64, device=device)
+        heard = torch.empty(told.shape, dtype=told.dtype, pin_memory=True) if told.is_cuda else told
         loop = None if draft is None else draft.loop(lanes)
-        return Size(lanes, draft, loop, rounds, tiles, told, torch.zeros(1, dtype=torch.int64, device=device))
+        number = torch.zeros(1, dtype=torch.int64, device=device)
+        return Size(lanes, draft, loop, rounds, tiles, told, heard, number)
 
-    def _tell(self, size: Size, sequences: list[Sequence], rounds: int) -> npt.NDArray[np.int64]:
-        """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...]."""
+    def _tell(self, size: Size, sequences: list[Sequence], rounds: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...].
+
+        What all but the last of them gave comes while that one runs. Before, nothing has been given.
+        """
         sampled = not all(s.params.greedy for s in sequences)
-        collected = _Collected(size.told, sequences)
+        collected = _Collected(size, sequences)
         for number in range(rounds):
             self.draft(size, sampled)
             self.verify(size, sampled)
             collected.send(number)
             # The round before this one is over by now, or soon; this one keeps the device busy meanwhile.
             if number and _ENDED * collected.ended(number - 1) >= len(sequences):
-                return collected.all(number + 1)
-        return collected.all(rounds)
+                rounds = number + 1
+                break
+        if rounds > 1:
+            yield collected.read(0, rounds - 1)
+        yield collected.read(rounds - 1, rounds)
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +243,10 @@ class Burst:
         size.number.add_(1)
 
 
+def _standing(size: Size, sequences: list[Sequence]) -> list[Standing]:
+    return [Standing(s, s.cached, len(s.tokens), size.known(s)) for s in sequences]
+
+
 def _scratch(draft: DeviceDraft | None) -> int:
     """Rows behind a root that a round may write: those of the tree, or of what drafting needs."""
     return 0 if draft is None else max(draft.nodes, draft.scratch)
@@ -218,11 +255,10 @@ def _scratch(draft: DeviceDraft | None) -> int:
 class _Collected:
     """What rounds gave, on its way to the host: sent behind each round, read when the next one is under way."""
 
-    def __init__(self, told: torch.Tensor, sequences: list[Sequence]) -> None:
-        self._told = told
+    def __init__(self, size: Size, sequences: list[Sequence]) -> None:
+        self._told = size.told
+        self._heard = size.heard
         self._lanes = len(sequences)
-        self._cuda = told.is_cuda
-        self._host = torch.empty(told.shape, dtype=told.dtype, pin_memory=True) if self._cuda else told
         self._events: list[torch.cuda.Event] = []
         ends = set().union(*(s.end_ids.union(s.params.stop_token_ids or ()) for s in sequences))
         self._ends = np.array(sorted(ends), dtype=np.int64)
@@ -231,28 +267,23 @@ class _Collected:
 
     def send(self, number: int) -> None:
         """Copy what a round gave, when it is over."""
-        if self._cuda:
-            self._host[number].copy_(self._told[number], non_blocking=True)
+        if self._told.is_cuda:
+            self._heard[number].copy_(self._told[number], non_blocking=True)
             self._events.append(torch.cuda.Event())
             self._events[-1].record()
 
     def ended(self, number: int) -> int:
         """How many lanes have come to their ends, after round `number` and all before it."""
-        lines = self._read(number)
+        lines = self.read(number, number + 1)[0]
         tokens, counts = lines[:, 2:], lines[:, 0] + 1
         counted = np.arange(tokens.shape[1]) < counts[:, None]
         self._left -= counts
         self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
         return int(self._over.sum())
 
-    def _read(self, number: int) -> npt.NDArray[np.int64]:
-        if self._cuda:
-            self._events[number].synchronize()
-        lines: npt.NDArray[np.int64] = self._host[number, : self._lanes].numpy()
-        return lines
-
-    def all(self, rounds: int) -> npt.NDArray[np.int64]:
-        """Everything that the first `rounds` gave."""
-        self._read(rounds - 1)
-        lines: npt.NDArray[np.int64] = self._host[:rounds, : self._lanes].numpy()
+    def read(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        """What rounds `first` to `stop` gave, as soon as the last of them is over."""
+        if self._told.is_cuda:
+            self._events[stop - 1].synchronize()
+        lines: npt.NDArray[np.int64] = self._heard[first:stop, : self._lanes].numpy()
         return lines
