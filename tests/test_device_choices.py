@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +11,8 @@ from slipstream import SamplingParams, noise
 from slipstream.choices import choose_rows, choose_trees
 from slipstream.sampling import Sampler, TreeDistributions
 from slipstream.tree import TokenTree
+from tests.interpreted import interpreted
 from tests.test_exact import random_tree
-from tests.test_paged_attention import why_not
 
 VOCABULARY = 1000
 
@@ -108,13 +104,7 @@ for vocabulary, kind in ((2048, torch.float32), (5000, torch.float32), (3000, to
 
 
 def test_the_fused_kernel_draws_the_same() -> None:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    environment = os.environ if torch.cuda.is_available() else {**os.environ, "TRITON_INTERPRET": "1"}
-    root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", FUSED], capture_output=True, text=True, env=environment, cwd=root)
-    assert done.returncode == 0, done.stderr
+    interpreted(FUSED)
 
 
 def test_no_simple_sampler_means_no_work() -> None:

@@ -38,6 +38,8 @@ ORDER = [
     "lanes",
     "pass_kernels",
     "passing",
+    "product_kernels",
+    "products",
     "exact_kernels",
     "models",
     "drafters",
