@@ -28,17 +28,23 @@ class Trust:
         self._least = least
         self._wanted = least
         self._asks = False
+        self._proved = False  # whether the last burst that was asked for was worth it
         self._began: tuple[int, int] | None = None  # steps and tokens before the last burst that was asked for
 
     def ask(self, matched: int, stats: Stats) -> bool:
         """Whether a match of so many tokens is long enough; `stats`: of the text so far."""
         if self._began is not None and stats.steps > self._began[0]:
             rounds, tokens = stats.steps - self._began[0], stats.emitted - self._began[1]
-            worth = tokens - rounds >= _WORTH_A_ROUND * rounds
-            self._wanted = max(self._least, self._wanted - 1) if worth else min(self._wanted + 1, _MOST_WANTED)
+            self._proved = tokens - rounds >= _WORTH_A_ROUND * rounds
+            self._wanted = max(self._least, self._wanted - 1) if self._proved else min(self._wanted + 1, _MOST_WANTED)
             self._began = None
         self._asks = matched >= self._wanted
         return self._asks
+
+    @property
+    def proved(self) -> bool:
+        """Whether it asks, and was right to do so the last time."""
+        return self._asks and self._proved
 
     def begin(self, stats: Stats) -> None:
         """A burst with chains begins. Where another text of the batch asked for it, nothing is learnt from it."""
@@ -63,6 +69,9 @@ class ChainDraft(DeviceDraft):
     def expects(self, sequences: Seq[Sequence]) -> bool:
         asking = [self._trust_of(s).ask(self._drafter.matched(s), s.stats) for s in sequences]
         return any(asking)
+
+    def ventures(self, sequences: Seq[Sequence]) -> bool:
+        return not any(self._trust_of(sequence).proved for sequence in sequences)
 
     def _trust_of(self, sequence: Sequence) -> Trust:
         least = max(_WORTH_A_CHAIN, self._drafter.options.min_match)

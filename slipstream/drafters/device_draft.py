@@ -51,6 +51,10 @@ class DeviceDraft(ABC):
         """
         return True
 
+    def ventures(self, sequences: Seq[Sequence]) -> bool:
+        """Whether that is a venture: the burst is a short one then."""
+        return False
+
     def known(self, sequence: Sequence) -> int:
         """How many tokens of a sequence the drafter need not be told: all, or at most `depth` less, before the root."""
         return len(sequence.tokens) - 1

@@ -38,6 +38,7 @@ from slipstream.verify import Match, Verifier
 PLAIN_ROUNDS = 16  # of a burst at most: tokens reach a stream, and prompts their turn, that much later
 TREE_ROUNDS = 8
 WAITING_ROUNDS = 4  # plain ones, while a drafter has nothing to guess
+_VENTURED_ROUNDS = 4  # with guesses that may well be in vain
 _ENDED = 8  # a burst stops where one in so many lanes has come to its end
 
 
@@ -111,7 +112,8 @@ class Burst:
         Nobody is set aside for a burst: that is for a single step to do, when it must.
         """
         size = self._size(sequences)
-        rounds = min(size.rounds, max(s.remaining for s in sequences))
+        most = _VENTURED_ROUNDS if size.draft is not None and size.draft.ventures(sequences) else size.rounds
+        rounds = min(most, max(s.remaining for s in sequences))
         while rounds:
             rows = [s.cached + rounds * (1 + size.lanes.depth) + _scratch(size.draft) for s in sequences]
             pages = (-(-n // PAGE_SIZE) - len(s.table.pages) for n, s in zip(rows, sequences, strict=True))

@@ -1,0 +1,76 @@
+"""`suffix` on the device asks for chains where they were worth it, and for plain rounds where they were in vain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slipstream import SamplingParams
+from slipstream.drafters.chain_loop import Trust
+from slipstream.types import Stats
+from tests.laned import burst_on_cpu
+from tests.tiny import tiny_llm
+
+
+def after(trust: Trust, stats: Stats, rounds: int, tokens: int) -> None:
+    """A burst with chains, and what it gave."""
+    trust.begin(stats)
+    stats.steps += rounds
+    stats.emitted += tokens
+
+
+def test_a_burst_in_vain_asks_for_longer_matches_and_a_good_one_for_shorter() -> None:
+    trust, stats = Trust(2), Stats(steps=5, emitted=9)
+    assert trust.ask(2, stats)
+    assert not trust.ask(1, stats)
+    for wanted in (2, 3, 4):
+        assert trust.ask(wanted, stats)
+        after(trust, stats, rounds=4, tokens=4)
+        assert not trust.ask(wanted, stats)
+    assert trust.ask(5, stats)
+    assert not trust.proved
+    after(trust, stats, rounds=4, tokens=9)
+    assert trust.ask(4, stats)
+    assert trust.proved
+    assert not trust.ask(3, stats)
+    assert not trust.proved, "what does not ask has nothing to prove"
+
+
+def test_it_never_asks_for_less_than_at_first_and_never_gives_up() -> None:
+    trust, stats = Trust(3), Stats()
+    for _ in range(5):
+        assert trust.ask(3, stats)
+        after(trust, stats, rounds=4, tokens=8)
+    assert not trust.ask(2, stats)
+    for _ in range(40):
+        assert trust.ask(16, stats)
+        after(trust, stats, rounds=4, tokens=4)
+
+
+def test_nothing_is_learnt_from_a_burst_that_another_text_asked_for() -> None:
+    trust, stats = Trust(2), Stats()
+    assert not trust.ask(1, stats)
+    after(trust, stats, rounds=4, tokens=4)
+    assert trust.ask(2, stats)
+
+
+def test_a_burst_is_short_until_its_chains_have_proved_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = burst_on_cpu(tiny_llm(context=400, characters=True, speculate="suffix"), monkeypatch)
+    burst = llm.engine.burst
+    assert burst is not None
+    run, seen = burst.run, []
+
+    def noted(sequences: Any, rounds: int) -> Any:
+        size = burst._size(sequences)
+        ventures = size.draft is not None and size.draft.ventures(sequences)
+        given = run(sequences, rounds)
+        seen.append((size.lanes.nodes > 0, ventures, rounds))
+        return given
+
+    monkeypatch.setattr(burst, "run", noted)
+    llm.generate([[7, 8, 9] * 12], SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
+    chains = [(ventures, rounds) for trees, ventures, rounds in seen if trees]
+    assert chains[0] == (True, 4)
+    assert {rounds for ventures, rounds in chains if ventures} == {4}
+    assert max(rounds for _, rounds in chains) == 8, "a text that goes round in a loop proves its chains"
