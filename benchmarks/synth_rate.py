@@ -18,9 +18,8 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.engine.burst import Burst
+from slipstream.engine.burst import Burst, Launched
 from slipstream.models.builtin import DEFAULT_MODEL
-from slipstream.sequence import Sequence
 from slipstream.types import Output
 
 Asked = tuple[list[int], SamplingParams]
@@ -43,14 +42,13 @@ class Watch:
 
     def __init__(self, burst: Burst) -> None:
         self.tokens, self.seconds, self.device_seconds = 0, 0.0, 0.0
-        self._run = burst.run
-        burst.run = self._watched  # type: ignore[method-assign]
+        self._collect = burst.collect
+        burst.collect = self._watched  # type: ignore[method-assign]
 
-    def _watched(self, sequences: list[Sequence], rounds: int) -> tuple[list[int], float]:
-        began = time.perf_counter()
-        counts, device_ms = self._run(sequences, rounds)
+    def _watched(self, launched: Launched) -> tuple[list[int], float]:
+        counts, device_ms = self._collect(launched)
         self.tokens += sum(counts)
-        self.seconds += time.perf_counter() - began
+        self.seconds += time.perf_counter() - launched.began
         self.device_seconds += device_ms / 1000
         return counts, device_ms
 

@@ -101,7 +101,8 @@ def _onto(
 ):
     """Some columns of all rows, over a share of the inner numbers. The program of the last share adds all of them up.
 
-    It waits for programs that were numbered, and so begun, before it. Shares are added in one order, whoever is first.
+    It waits for programs that are numbered, and so begun, before it: nothing promises that, and GPUs do it. Shares are
+    added in one order, whoever is first.
     """
     tile, split, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     first = tile * BLOCK_N
@@ -215,5 +216,6 @@ def row_onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Non
 @functools.cache
 def _space(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for the shares of a product, and their flags. Products follow each other on a stream, and share it."""
+    assert not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing(), "run once before recording"
     parts = torch.empty(_PROGRAMS * ROWS * _ONTO.columns, dtype=torch.float32, device=device)
     return parts, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)

@@ -48,6 +48,13 @@ def test_it_never_asks_for_less_than_at_first_and_never_gives_up() -> None:
         after(trust, stats, rounds=4, tokens=4)
 
 
+def test_it_keeps_to_the_shortest_match_that_was_asked_for() -> None:
+    trust, stats = Trust(20), Stats()
+    assert trust.ask(20, stats)
+    after(trust, stats, rounds=4, tokens=4)
+    assert not trust.ask(19, stats)
+
+
 def test_nothing_is_learnt_from_a_burst_that_another_text_asked_for() -> None:
     trust, stats = Trust(2), Stats()
     assert not trust.ask(1, stats)
@@ -59,16 +66,15 @@ def test_a_burst_is_short_until_its_chains_have_proved_themselves(monkeypatch: p
     llm = burst_on_cpu(tiny_llm(context=400, characters=True, speculate="suffix"), monkeypatch)
     burst = llm.engine.burst
     assert burst is not None
-    run, seen = burst.run, []
+    launch, seen = burst.launch, []
 
     def noted(sequences: Any, rounds: int) -> Any:
         size = burst._size(sequences)
         ventures = size.draft is not None and size.draft.ventures(sequences)
-        given = run(sequences, rounds)
         seen.append((size.lanes.nodes > 0, ventures, rounds))
-        return given
+        return launch(sequences, rounds)
 
-    monkeypatch.setattr(burst, "run", noted)
+    monkeypatch.setattr(burst, "launch", noted)
     llm.generate([[7, 8, 9] * 12], SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
     chains = [(ventures, rounds) for trees, ventures, rounds in seen if trees]
     assert chains[0] == (True, 4)

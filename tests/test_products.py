@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from slipstream import products
 from tests.interpreted import interpreted
 
+SIDES = """
+from slipstream import product_kernels as kernels, products
+assert products._INNER % kernels.ROW_INNER == 0 and products._OUTER % (2 * kernels.ROW_COLUMNS) == 0
+assert products._TREE == kernels.ROWS
+"""
 KERNELS = """
 import torch
 from torch.nn import functional
@@ -18,7 +24,8 @@ kind = torch.bfloat16 if device == "cuda" else torch.float16
 def near(found, expected):
     assert (found.float() - expected).abs().max() <= 1e-2 * expected.abs().max(), (rows, inner, width)
 
-for rows, inner, width in ((64, 320, 200), (17, 512, 64), (33, 1000, 4100), (64, 1536, 72)):
+shapes = (64, 320, 200), (17, 512, 64), (33, 1000, 4100), (64, 1536, 72), (5, 256, 2048), (64, 256, 1344)
+for rows, inner, width in shapes:
     x = torch.randn(rows, inner, device=device).to(kind)
     w = (torch.randn(2 * width, inner, device=device) / inner**0.5).to(kind)
     scale = 1.7 / (x.float().square().sum(1, keepdim=True) + 0.3).sqrt()
@@ -46,6 +53,33 @@ def test_the_kernels_do_what_the_plain_operations_do() -> None:
     interpreted(KERNELS)
 
 
+def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
 def test_they_are_for_gpus_alone() -> None:
-    x, weight = torch.zeros(64, 8192).bfloat16(), torch.zeros(8192, 8192).bfloat16()
-    assert not products.pays(x, weight)
+    assert not products.pays(made(64, 8192), made(8192, 8192))
+
+
+def test_where_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "runs_fused", lambda x: True)
+    monkeypatch.setattr(products, "_tried", lambda device: True)
+    assert all(products.pays(made(rows, 4096), made(28672, 4096)) for rows in (1, 64))
+    assert products.pays(made(1, 14336), made(4096, 14336))
+    assert products.pays(made(1, 4096), made(4096, 4096)), "one row pays with smaller matrices than a tree does"
+    assert not products.pays(made(64, 4096), made(4096, 4096))
+    for rows in (2, 17, 63, 65, 128):
+        assert not products.pays(made(rows, 4096), made(28672, 4096)), rows
+    for x, weight in (
+        (made(1, 4096), made(1024, 4096)),  # small
+        (made(1, 8960), made(4096, 8960)),  # an inner side that one program cannot take in whole pieces
+        (made(1, 4096), made(28680, 4096)),  # gates and values that are no whole pieces each
+        (made(1, 4096, dtype=torch.float32), made(28672, 4096, dtype=torch.float32)),
+        (made(64, 8192)[:, ::2], made(28672, 4096)),
+        (made(64, 4096), made(4096, 28672).T),
+    ):
+        assert not products.pays(x, weight), (x.shape, weight.shape)
+
+
+def test_the_sides_that_pay_are_whole_pieces_of_what_a_program_takes() -> None:
+    interpreted(SIDES)

@@ -47,6 +47,7 @@ class Standing:
 
     burst: Burst
     nodes: int
+    before: int  # bytes reserved on the device when the drafter was there, and no round had run
     draft: Callable[[], None] | None
     verify: Callable[[], None]
     back: Callable[[], None]  # to where the rounds begin, so that nothing runs past the pages
@@ -63,6 +64,7 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
     assert burst is not None, f"{drafter} does not draft on the device"
     chance, vocab = random.Random(0), 40_000
     prompts = [[chance.randrange(1000, vocab) for _ in range(context)] for _ in range(batch)]
+    before = torch.cuda.memory_reserved()
     sequences = started(llm, prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=400))
     for _ in range(2):  # the second round of a size is the one that is recorded
         llm.engine.step()
@@ -76,18 +78,19 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
             size.number.zero_()
 
         draft = None if size.loop is None else lambda: burst.draft(size, False)
-        yield Standing(burst, size.lanes.nodes, draft, lambda: burst.verify(size, False), back)
-    for sequence in sequences:
-        llm.engine.cancel(sequence)
+        try:
+            yield Standing(burst, size.lanes.nodes, before, draft, lambda: burst.verify(size, False), back)
+        finally:
+            for sequence in sequences:
+                llm.engine.cancel(sequence)
 
 
 def step(llm: LLM, drafter: str, context: int, batch: int = 1) -> Step:
     """Rounds behind so many tokens of context."""
-    before = torch.cuda.memory_reserved()
     with standing(llm, drafter, context, batch) as here:
         draft_ms = 0.0 if here.draft is None else device_ms(here.draft, _ROUNDS, here.back)
         verify_ms = device_ms(here.verify, _ROUNDS, here.back)
-        graph_mib = max(0.0, (torch.cuda.memory_reserved() - before) / 2**20)
+        graph_mib = max(0.0, (torch.cuda.memory_reserved() - here.before) / 2**20)
         capture_ms = here.burst.graphs.capture_ms
         return Step(drafter, batch, context, here.nodes, draft_ms, verify_ms, capture_ms, graph_mib)
 

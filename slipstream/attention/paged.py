@@ -100,7 +100,7 @@ class PagedAttention:
             WINDOWED=window is not None,
             CAPPED=self._softcap is not None,
             PRECISION="ieee" if exact else "tf32",
-            num_stages=1 if self._lone and shares > 1 else _STAGES,  # a lone row's share is a block or two
+            num_stages=1 if self._lone and shares > 1 else _STAGES,  # up to some thousand tokens it has a block or two
         )
         if shares > 1:
             lines = tiles.rows * heads

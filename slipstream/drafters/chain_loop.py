@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _WORTH_A_CHAIN = 2  # tokens of a match: behind a single one a chain is right too seldom for its rows
 _MOST_WANTED = 16  # tokens of a match that gives a chain, whatever came of the chains before
-_WORTH_A_ROUND = 0.1  # tokens accepted in a round that make up for its rows
+_WORTH_A_ROUND = 0.13  # tokens accepted in a round that make up for its rows, which cost so much of a plain one
 
 
 class Trust:
@@ -36,7 +36,8 @@ class Trust:
         if self._began is not None and stats.steps > self._began[0]:
             rounds, tokens = stats.steps - self._began[0], stats.emitted - self._began[1]
             self._proved = tokens - rounds >= _WORTH_A_ROUND * rounds
-            self._wanted = max(self._least, self._wanted - 1) if self._proved else min(self._wanted + 1, _MOST_WANTED)
+            longest = max(self._least, _MOST_WANTED)
+            self._wanted = max(self._least, self._wanted - 1) if self._proved else min(self._wanted + 1, longest)
             self._began = None
         self._asks = matched >= self._wanted
         return self._asks

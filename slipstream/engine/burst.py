@@ -2,8 +2,8 @@
 
 A round drafts, runs the target over all trees, follows the paths that it chose and moves on, all in tensors: on a GPU
 as replays of captured graphs. Plain decoding is the round whose trees are bare roots. The host lays out beforehand what
-it knows (pages, noise, temperatures), and collects the tokens one round late, while the next one runs: it gives each
-sequence its tokens up to the one that ends it, and what was computed behind an end is dropped.
+it knows (pages, noise, temperatures), looks for ends one round late, while the next one runs, and gives each sequence
+its tokens up to the one that ends it. What was computed behind an end is dropped.
 
 Rounds choose what single steps choose. A batch is filled up to one of a few sizes with idle lanes, which work on a page
 that nobody reads.
@@ -12,8 +12,9 @@ that nobody reads.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -67,13 +68,25 @@ class Size:
         return len(sequence.tokens) - 1 if self.draft is None else self.draft.known(sequence)
 
 
-class Standing(NamedTuple):
+class Stand(NamedTuple):
     """Where a sequence stood behind its last burst."""
 
     sequence: Sequence
     cached: int
     tokens: int
     known: int
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Rounds that are under way, or over."""
+
+    size: Size
+    sequences: list[Sequence]
+    collected: _Collected
+    rounds: int
+    began: float
+    root_slots: dict[int, int] = field(default_factory=dict)  # by lane: of the last round that was read
 
 
 class Burst:
@@ -84,7 +97,7 @@ class Burst:
         self._cache = cache
         self._drafter = drafter
         self._sizes: dict[tuple[int, bool], Size] = {}  # by lanes, and whether there are trees
-        self._last: tuple[Size, list[Standing]] | None = None  # what the last burst used, and what it left behind
+        self._last: tuple[Size, list[Stand]] | None = None  # what the last burst used, and what it left behind
         self.graphs = Graphs(model.device)
 
     # -- what the host does before ------------------------------------------------------------------------------------
@@ -126,43 +139,70 @@ class Burst:
 
     # -- a burst ------------------------------------------------------------------------------------------------------
 
-    def run(self, sequences: list[Sequence], rounds: int) -> tuple[list[int], float]:
-        """Give each sequence its next tokens, those of `rounds` or up to its end, and commit their K/V.
-
-        Returns how many each took, and the milliseconds that the device worked.
-        """
+    def launch(self, sequences: list[Sequence], rounds: int) -> Launched:
+        """Run rounds on the device, until they are over or too many answers are; nothing has been given out yet."""
         began = time.perf_counter()
         size = self.filled(sequences)
-        taken: list[list[Taken]] = [[] for _ in sequences]
-        counts = [0] * len(sequences)
-        for told in self._tell(size, sequences, rounds):
-            device_ms = 1000 * (time.perf_counter() - began)
+        sampled = not all(s.params.greedy for s in sequences)
+        collected = _Collected(size, sequences)
+        for number in range(rounds):
+            self.draft(size, sampled)
+            self.verify(size, sampled)
+            collected.send(number)
+            # The round before this one is over by now, or soon; this one keeps the device busy meanwhile. Where it may
+            # be the last for many, it is waited for itself: the next would be in vain.
+            if collected.ended(number - 1) or (collected.may_end() and collected.ended(number)):
+                return Launched(size, sequences, collected, number + 1, began)
+        return Launched(size, sequences, collected, rounds, began)
+
+    def collect(self, launched: Launched) -> tuple[list[int], float]:
+        """Give each sequence its tokens, all or up to its end, and commit their K/V.
+
+        What all rounds but the last gave is given out while that one runs. Returns how many tokens each sequence took,
+        and the milliseconds until the device was done with them.
+        """
+        size, sequences = launched.size, launched.sequences
+        counts, taken = [0] * len(sequences), [0] * len(sequences)
+        last = launched.rounds - 1
+        for first, stop in ((0, last), (last, last + 1)):
+            # A round that was begun before the end was seen is not waited for if it can give nothing more.
+            if first == stop or all(s.finished for s in sequences):
+                continue
+            told = launched.collected.read(first, stop)
+            device_ms = 1000 * (time.perf_counter() - launched.began)
             for lane, sequence in enumerate(sequences):
                 given = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
-                taken[lane] += given
+                taken[lane] += sum(len(t.tokens) for t in given[: last - first])
                 if not sequence.finished:
                     counts[lane] += emit_rounds(sequence, given, self._drafter.name)
-        for lane, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+        for sequence, count, lane in zip(sequences, counts, range(len(sequences)), strict=True):
             start = sequence.cached
+            launched.root_slots[lane] = start + taken[lane]
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
             self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
-            if size.loop is not None:
-                root_slot = start + sum(len(t.tokens) for t in taken[lane][:-1])
-                size.loop.settle(sequence, lane, root_slot)
-        self._last = size, _standing(size, sequences)
         return counts, device_ms
+
+    def settle(self, launched: Launched, guard: Callable[[Sequence, Callable[[], None]], object]) -> None:
+        """Let the drafter know where the sequences stand; what it does for each is done under `guard`."""
+        size, sequences = launched.size, launched.sequences
+        loop = size.loop
+        if loop is not None:
+            for lane, sequence in enumerate(sequences):
+                guard(sequence, partial(loop.settle, sequence, lane, launched.root_slots[lane]))
+        if not any(s.finished for s in sequences):
+            self._last = size, _standing(size, sequences)
 
     def filled(self, sequences: list[Sequence]) -> Size:
         """The buffers for a batch, set up for these."""
         size = self._size(sequences)
-        if self._last == (size, _standing(size, sequences)):
+        last, self._last = self._last, None
+        if last == (size, _standing(size, sequences)):
             # The lanes stand where the last burst has left them, and so does the drafter.
             size.lanes.turn_to(sequences, self._cache.idle_page)
         else:
             size.lanes.fill(sequences, [size.known(s) for s in sequences], self._cache.idle_page)
             if size.loop is not None:
                 size.loop.fill(sequences)
-        self._last = None
         size.number.zero_()
         return size
 
@@ -190,25 +230,6 @@ class Burst:
         loop = None if draft is None else draft.loop(lanes)
         number = torch.zeros(1, dtype=torch.int64, device=device)
         return Size(lanes, draft, loop, rounds, tiles, told, heard, number)
-
-    def _tell(self, size: Size, sequences: list[Sequence], rounds: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Run rounds, until they are over or too many answers are; what they gave, [rounds, sequences, ...].
-
-        What all but the last of them gave comes while that one runs. Before, nothing has been given.
-        """
-        sampled = not all(s.params.greedy for s in sequences)
-        collected = _Collected(size, sequences)
-        for number in range(rounds):
-            self.draft(size, sampled)
-            self.verify(size, sampled)
-            collected.send(number)
-            # The round before this one is over by now, or soon; this one keeps the device busy meanwhile.
-            if number and _ENDED * collected.ended(number - 1) >= len(sequences):
-                rounds = number + 1
-                break
-        if rounds > 1:
-            yield collected.read(0, rounds - 1)
-        yield collected.read(rounds - 1, rounds)
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -245,8 +266,8 @@ class Burst:
         size.number.add_(1)
 
 
-def _standing(size: Size, sequences: list[Sequence]) -> list[Standing]:
-    return [Standing(s, s.cached, len(s.tokens), size.known(s)) for s in sequences]
+def _standing(size: Size, sequences: list[Sequence]) -> list[Stand]:
+    return [Stand(s, s.cached, len(s.tokens), size.known(s)) for s in sequences]
 
 
 def _scratch(draft: DeviceDraft | None) -> int:
@@ -260,10 +281,12 @@ class _Collected:
     def __init__(self, size: Size, sequences: list[Sequence]) -> None:
         self._told = size.told
         self._heard = size.heard
+        self._most = 1 + size.lanes.depth  # tokens of a round
         self._lanes = len(sequences)
         self._events: list[torch.cuda.Event] = []
         ends = set().union(*(s.end_ids.union(s.params.stop_token_ids or ()) for s in sequences))
         self._ends = np.array(sorted(ends), dtype=np.int64)
+        self._seen = 0  # rounds in which ends have been looked for
         self._left = np.array([s.remaining for s in sequences])
         self._over = np.zeros(self._lanes, dtype=np.bool_)
 
@@ -274,14 +297,23 @@ class _Collected:
             self._events.append(torch.cuda.Event())
             self._events[-1].record()
 
-    def ended(self, number: int) -> int:
-        """How many lanes have come to their ends, after round `number` and all before it."""
-        lines = self.read(number, number + 1)[0]
-        tokens, counts = lines[:, 2:], lines[:, 0] + 1
-        counted = np.arange(tokens.shape[1]) < counts[:, None]
-        self._left -= counts
-        self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
-        return int(self._over.sum())
+    def may_end(self) -> bool:
+        """Whether one more round than have been seen may end as many answers as stop a burst, by their lengths."""
+        return self._many(self._over | (self._left <= self._most))
+
+    def ended(self, number: int) -> bool:
+        """Whether so many answers have ended, after round `number` and all before it, that the burst stops."""
+        while self._seen <= number:
+            lines = self.read(self._seen, self._seen + 1)[0]
+            tokens, counts = lines[:, 2:], lines[:, 0] + 1
+            counted = np.arange(tokens.shape[1]) < counts[:, None]
+            self._left -= counts
+            self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
+            self._seen += 1
+        return self._many(self._over)
+
+    def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
+        return _ENDED * int(lanes.sum()) >= self._lanes
 
     def read(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """What rounds `first` to `stop` gave, as soon as the last of them is over."""

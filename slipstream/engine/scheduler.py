@@ -52,6 +52,10 @@ class Scheduler:
         sequence.saved = None
         self._cache.release(sequence.table)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether it is waiting, running or set aside here."""
+        return sequence in self.running or sequence in self.waiting
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing left to do."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ from slipstream.types import Plan
 from slipstream.verify import Verifier
 
 log = logging.getLogger("slipstream")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Engine:
             rounds = burst.reserve(sequences) if sequences else 0
             if not rounds:
                 return []
-            counts, device_ms = burst.run(sequences, rounds)
+            launched = burst.launch(sequences, rounds)
         except Exception as error:
             if self.drafter.blind:
                 raise
@@ -101,6 +103,8 @@ class Engine:
             self.burst = None
             self.draft_faults += 1
             return []
+        counts, device_ms = burst.collect(launched)
+        burst.settle(launched, self._guarded)
         progress = [Progress(*item) for item in zip(sequences, roots, counts, strict=True)]
         for sequence in sequences:
             self.cache.share(sequence.table, TARGET, sequence.tokens)
@@ -208,9 +212,10 @@ class Engine:
             self.cache.trim(sequence.table, len(sequence.tokens))
 
     def cancel(self, sequence: Sequence) -> None:
-        """Stop a sequence that is not finished."""
+        """Stop a sequence, if that has not been done; one that has just come to its end, too, if it is still here."""
         if not sequence.finished:
             sequence.finish_reason = "cancelled"
+        if self.scheduler.holds(sequence):
             self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -257,7 +262,7 @@ class Engine:
             for outcome in outcomes:
                 self._observe([outcome])
 
-    def _guarded(self, sequence: Sequence, action: Callable[[], TokenTree | None]) -> TokenTree | None:
+    def _guarded(self, sequence: Sequence, action: Callable[[], T]) -> T | None:
         try:
             return action()
         except Exception as error:

@@ -90,7 +90,7 @@ class AddingLinear(ABC):
 
 
 class PlainLinear(AddingLinear):
-    """Whatever kernel the library picks."""
+    """Whatever kernel the library picks, or one of ours where that is known to be better."""
 
     exact = False
 
