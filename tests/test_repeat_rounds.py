@@ -11,6 +11,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.engine.burst import Launched
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -28,13 +29,13 @@ def rounds_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let an LLM decode in bursts, and write down how many rounds each is given."""
     burst, seen = burst_on_cpu(llm, monkeypatch).engine.burst, list[int]()
     assert burst is not None
-    original = burst.run
+    original = burst.launch
 
-    def run(sequences: list[Sequence], rounds: int) -> tuple[list[int], float]:
+    def launch(sequences: list[Sequence], rounds: int) -> Launched:
         seen.append(rounds)
         return original(sequences, rounds)
 
-    monkeypatch.setattr(burst, "run", run)
+    monkeypatch.setattr(burst, "launch", launch)
     return seen
 
 
