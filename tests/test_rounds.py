@@ -12,9 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slipstream import LLM, SamplingParams, attention
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters.device_draft import DeviceLoop
-from slipstream.drafters.sequential import FeatureLoop
-from slipstream.engine.burst import TREE_ROUNDS, Launched, make_burst
-from slipstream.lanes import Lanes
+from slipstream.engine.burst import TREE_ROUNDS, make_burst
 from slipstream.models.decoder import Decoder
 from slipstream.types import Output
 from slipstream.verify import Match, Rejection
@@ -33,7 +31,6 @@ TREES: dict[str, dict[str, Any]] = {
 CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES if name != "medusa"}
 CASES = [(name, options) for group in (TREES, CHAINS) for name, options in group.items()]
 CASES.append(("medusa before", TREES["medusa"]))
-SMALL: dict[str, Any] = {"depth": 3, "nodes": 7, "branch": 3}  # for long texts
 MERGES = {f"suffix+{name}": TREES[name] for name in ("eagle3", "parallel")}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {"medusa before": ("medusa", {"before": True, "stirred": 0.2})}
 
@@ -271,149 +268,3 @@ def test_the_trees_of_a_batch_share_the_rows_that_come_nearly_free(monkeypatch: 
         drafter.target.device = "cuda"
         plan = drafter.plan_for(16)
         assert {name: getattr(plan, name) for name in options} == options, "what is given holds"
-
-
-def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int, int]:
-    """What five sequences in six lanes say; how often lanes were laid out for it, and in how many bursts."""
-    llm = burst_on_cpu(drafting_llm(name, SMALL), monkeypatch)
-    burst = llm.engine.burst
-    assert burst is not None
-    fill, settle, laid, bursts = Lanes.fill, burst.settle, 0, 0
-
-    def counted_fill(self: Lanes, *args: Any) -> None:
-        nonlocal laid
-        laid += 1
-        fill(self, *args)
-
-    def counted_settle(launched: Launched, *args: Any) -> None:
-        nonlocal bursts
-        bursts += 1
-        settle(launched, *args)
-        lanes, sequences = launched.size.lanes, launched.sequences
-        idle = lanes.slots[len(sequences) :]
-        assert (idle <= launched.size.rounds * (1 + lanes.depth)).all(), "lanes without a sequence run out of pages"
-        for lane, sequence in enumerate(sequences):
-            if not sequence.finished:
-                assert lanes.slots[lane] == sequence.cached == len(sequence.tokens) - 1
-                assert lanes.tokens[lane, 0] == sequence.tokens[-1]
-        if not go_on:
-            burst._last = None
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Lanes, "fill", counted_fill)
-        patched.setattr(burst, "settle", counted_settle)
-        how = [SamplingParams(temperature=0.7, seed=i, max_tokens=100, ignore_eos=True) for i in range(5)]
-        outputs = llm.generate(asked(longest=100), how)
-    return [(o.token_ids, o.stats.origins) for o in outputs], laid, bursts
-
-
-@pytest.mark.parametrize("name", ["eagle3", "suffix+eagle3", "parallel", "medusa", "draft_model", "mtp"])
-def test_sequences_that_go_on_are_not_laid_out_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, laid, bursts = told_in_bursts(name, True, monkeypatch)
-    again, laid_again, bursts_again = told_in_bursts(name, False, monkeypatch)
-    assert told == again
-    assert laid_again == bursts_again == bursts > 5
-    assert laid <= bursts // 2
-
-
-def mixed(seed: int) -> list[tuple[list[int], SamplingParams]]:
-    """Requests of many kinds, some of which repeat themselves, end early, or must go by the host."""
-    chooser = random.Random(seed)
-    requests = []
-    for number in range(7):
-        length = chooser.randrange(1, 130)
-        motif = [chooser.randrange(6, 97) for _ in range(chooser.randrange(2, 8))]
-        text = [chooser.randrange(97) for _ in range(length)]
-        how: dict[str, Any] = {"temperature": chooser.choice([0.0, 0.7]), "n": chooser.choice([1, 1, 2])}
-        if chooser.random() < 0.15:
-            how["logprobs"] = 1
-        params = SamplingParams(seed=number, max_tokens=chooser.randrange(1, 120), **how)
-        requests.append(((motif * 65)[:length] if chooser.random() < 0.5 else text, params))
-    return requests
-
-
-@pytest.mark.parametrize("name", ["suffix", "none", "suffix+eagle3"])
-@pytest.mark.parametrize("seed", range(2))
-def test_it_makes_no_difference_who_comes_goes_and_is_set_aside(
-    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Going on from where the last burst stood says what laying everything out anew says."""
-    said = []
-    for go_on in (True, False):
-        engine = {"eos": 5, "cache_tokens": 8 * PAGE_SIZE}
-        llm = tiny_llm(context=300, characters=True, **engine)
-        if name != "none":
-            llm = drafting_llm(name, SMALL, **engine) if "+" in name else llm
-        if "+" not in name:
-            llm.use(None if name == "none" else name)
-        burst = burst_on_cpu(llm, monkeypatch).engine.burst
-        assert burst is not None
-        settle = burst.settle
-
-        def settled(*args: Any, burst: Any = burst, settle: Any = settle, go_on: bool = go_on) -> None:
-            settle(*args)
-            burst._last = burst._last if go_on else None
-
-        monkeypatch.setattr(burst, "settle", settled)
-        outputs = dict(llm.answers(mixed(seed), 4))
-        said.append(
-            {n: [(c.token_ids, c.stats.origins, c.finish_reason) for c in o.outputs] for n, o in outputs.items()}
-        )
-        assert llm.engine.draft_faults == 0
-        assert llm.cache.available == llm.cache.capacity
-    assert said[0] == said[1]
-
-
-def test_no_round_is_run_in_vain_where_the_length_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny_llm(context=300, characters=True)
-    llm.use(tiny_draft({"method": "draft_model", "model": "tiny:0", "depth": 3}))  # the target itself: always right
-    burst = burst_on_cpu(llm, monkeypatch).engine.burst
-    assert burst is not None
-    verify, rounds = burst.verify, 0
-
-    def counted(*args: Any) -> None:
-        nonlocal rounds
-        rounds += 1
-        verify(*args)
-
-    monkeypatch.setattr(burst, "verify", counted)
-    for tokens in (9, 22, 43):
-        rounds = 0
-        output = llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True))[0]
-        assert len(output.token_ids) == tokens
-        assert rounds == output.stats.steps - 1, "the first step is the prompt's"
-
-
-def test_a_drafter_that_cannot_settle_is_dropped_and_no_token_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    how = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    plain = tiny_llm(context=300, characters=True).generate(asked(3), how)
-    llm = burst_on_cpu(drafting_llm("eagle3", TREES["eagle3"]), monkeypatch)
-
-    def broken(*args: Any) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(FeatureLoop, "settle", broken)
-    outputs = llm.generate(asked(3), how)
-    assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]
-    assert [o.stats.draft_faults for o in outputs] == [1, 1, 1]
-
-
-def test_an_interrupt_while_the_last_round_runs_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = burst_on_cpu(drafting_llm("eagle3", TREES["eagle3"]), monkeypatch)
-    burst = llm.engine.burst
-    assert burst is not None
-    collect = burst.collect
-
-    def interrupted(launched: Launched) -> Any:
-        given = collect(launched)
-        if any(s.finished for s in launched.sequences):
-            raise KeyboardInterrupt
-        return given
-
-    monkeypatch.setattr(burst, "collect", interrupted)
-    how = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (12, 60)]
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(asked(2), how)
-    assert llm.engine.scheduler.idle
-    assert llm.cache.available == llm.cache.capacity
-    llm.use(None)

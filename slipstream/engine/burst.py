@@ -175,7 +175,7 @@ class Burst:
                 taken[lane] += sum(len(t.tokens) for t in given[: last - first])
                 if not sequence.finished:
                     counts[lane] += emit_rounds(sequence, given, self._drafter.name)
-        for sequence, count, lane in zip(sequences, counts, range(len(sequences)), strict=True):
+        for lane, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
             start = sequence.cached
             launched.root_slots[lane] = start + taken[lane]
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
