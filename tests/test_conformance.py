@@ -116,13 +116,13 @@ CASES: dict[str, list[Any]] = {
     "layer_skip": ["layer_skip:skip=0,depth=3", "layer_skip:depth=3,nodes=9,branch=3"],
     "medusa": [
         {"method": "medusa", "checkpoint": "head:medusa", "branch": 1},
-        {"method": "medusa", "checkpoint": "head:medusa", "nodes": 12},
-        {"method": "medusa", "checkpoint": "head:medusa", "nodes": 12, "branch": 3, "tree": "dynamic"},
+        {"method": "medusa", "checkpoint": "head:medusa", "nodes": 12, "tree": "static"},
+        {"method": "medusa", "checkpoint": "head:medusa", "nodes": 12, "branch": 3},
         {"method": "medusa", "checkpoint": "head:medusa,heads=3", "nodes": 30, "min_confidence": 0.01},
         {"method": "medusa", "checkpoint": "head:medusa,heads=3,own_rows=1", "nodes": 12},
-        {"method": "medusa", "checkpoint": "head:medusa,heads=3,root=1", "nodes": 12},
+        {"method": "medusa", "checkpoint": "head:medusa,heads=3,root=1", "nodes": 12, "tree": "static"},
         {"method": "medusa", "checkpoint": "head:medusa,heads=3,before=1", "nodes": 12},
-        {"method": "medusa", "checkpoint": "head:medusa,heads=3,before=1", "nodes": 12, "tree": "dynamic"},
+        {"method": "medusa", "checkpoint": "head:medusa,heads=3,before=1", "nodes": 12, "tree": "static"},
         {"method": "medusa", "checkpoint": "head:medusa", "depth": 3, "nodes": 9, "draw": "sample"},
     ],
     "kangaroo": [

@@ -158,7 +158,7 @@ def test_the_static_tree_is_that_of_the_measured_accuracies(monkeypatch: pytest.
     llm = tiny_llm()
     accuracies = [[0.1, 0.6, 0.2], [0.5, 0.3, 0.1]]
     place = saved(llm, fresh(llm, heads=2), accuracies=accuracies)
-    llm.use(f"medusa:checkpoint={place},nodes=5")
+    llm.use(f"medusa:checkpoint={place},nodes=5,tree=static")
     growth, tree = first_growth(llm, monkeypatch, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     assert growth.logits is not None
     ranked = [growth_row.argsort(descending=True) for growth_row in growth.logits]
@@ -386,7 +386,7 @@ def test_what_cannot_be_is_refused() -> None:
         MedusaSettings(heads=0)
     with pytest.raises(OptionError, match="decay=0"):
         MedusaSettings(decay=0.0)
-    with pytest.raises(OptionError, match=r"tree='wide'.*static, dynamic"):
+    with pytest.raises(OptionError, match=r"tree='wide'.*dynamic, static"):
         llm.use("medusa:tree=wide")
     place = saved(llm, fresh(llm, heads=3), accuracies=[[0.5]])
     with pytest.raises(CorruptFile, match="accuracies of 1 heads, and there are 3"):

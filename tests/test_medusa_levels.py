@@ -48,7 +48,8 @@ def test_a_node_has_the_logits_that_training_gives_it_behind_its_token(
 def test_the_static_tree_of_heads_that_read_the_token_before_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm()
     accuracies = [[0.6, 0.2, 0.1], [0.5, 0.3, 0.1]]
-    llm.use(f"medusa:checkpoint={saved(llm, fresh(llm, heads=2, before=True), accuracies=accuracies)},nodes=5")
+    place = saved(llm, fresh(llm, heads=2, before=True), accuracies=accuracies)
+    llm.use(f"medusa:checkpoint={place},nodes=5,tree=static")
     drafter, offers = llm.engine.drafter, list[TokenTree]()
     assert isinstance(drafter, MedusaDrafter)
     healthy = drafter._offer

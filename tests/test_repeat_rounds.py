@@ -21,7 +21,6 @@ from tests.laned import burst_on_cpu
 from tests.test_rounds import TREES, asked, drafting_llm
 from tests.tiny import tiny_llm
 
-GROWING = [name for name in TREES if name != "medusa"]
 LOOP = [3, 1, 4, 1, 5, 9, 2, 6] * 12
 
 
@@ -39,7 +38,7 @@ def rounds_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rounds_say_what_plain_steps_say_and_accept_what_the_text_repeats(
     name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
@@ -63,7 +62,7 @@ def test_rounds_say_what_plain_steps_say_and_accept_what_the_text_repeats(
     assert llm.cache.available == llm.cache.capacity
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", TREES)
 def test_without_a_match_the_trees_are_those_of_the_other_drafter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are as deep and as wide, though the lanes have room for longer paths."""
     how = [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=40) for i in range(5)]
@@ -74,7 +73,7 @@ def test_without_a_match_the_trees_are_those_of_the_other_drafter(name: str, mon
         assert one.stats.offered_by_depth == other.stats.offered_by_depth
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", [name for name in TREES if name != "medusa"])  # which reads no tokens but the last
 def test_a_drafter_reads_all_tokens_of_a_long_chain(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows are those that single steps make, where more tokens come at once than its own trees have levels."""
 
@@ -176,7 +175,8 @@ def test_other_merges_are_left_to_the_host(tmp_path: Path) -> None:
     assert drafted(1, "suffix:shared=true", trees()) is None
     assert drafted(1, "suffix:depth=0", trees()) is None
     assert drafted(1, "suffix", trees(min_confidence=0.1)) is None
-    assert drafted(1, "suffix", {"method": "medusa", "checkpoint": str(random_head("medusa"))}) is None
+    static = {"method": "medusa", "checkpoint": str(random_head("medusa")), "tree": "static"}
+    assert drafted(1, "suffix", static) is None
     assert drafted(1, "suffix", "suffix") is None
     assert drafted(1, "suffix", "ngram", trees()) is None
     assert drafted(1, "ngram", trees()) is None

@@ -26,11 +26,12 @@ TREES: dict[str, dict[str, Any]] = {
     "mtp": {"depth": 4, "nodes": 40, "branch": 12},
     "parallel": {"depth": 4, "nodes": 40, "branch": 12},
     "draft_model": {"depth": 4, "nodes": 40, "branch": 12},
-    "medusa": {"depth": 3, "nodes": 40},
+    "medusa": {"depth": 3, "nodes": 30, "branch": 3},
 }
-CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES if name != "medusa"}
+CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES}
 CASES = [(name, options) for group in (TREES, CHAINS) for name, options in group.items()]
-CASES.append(("medusa before", TREES["medusa"]))
+WIDE = {"depth": 3, "nodes": 40}
+CASES += [("medusa before", WIDE), *((name, WIDE | {"tree": "static"}) for name in ("medusa", "medusa before"))]
 MERGES = {f"suffix+{name}": TREES[name] for name in ("eagle3", "parallel")}
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {"medusa before": ("medusa", {"before": True, "stirred": 0.2})}
 
@@ -248,8 +249,6 @@ def test_what_cannot_be_done_in_one_shape_is_left_to_the_host(monkeypatch: pytes
         drafter = llm.engine.drafter
         assert (make_burst(llm.model, llm.cache, drafter, Match()) is not None) == (options == {}), options
         assert make_burst(llm.model, llm.cache, drafter, Rejection()) is None
-    llm.use({"method": "medusa", "checkpoint": str(random_head("medusa")), "tree": "dynamic"})
-    assert llm.engine.burst is None
     llm.use({"method": "mtp", "checkpoint": str(random_head("mtp", modules=2)), "nodes": 16})
     assert llm.engine.burst is None
 

@@ -23,7 +23,8 @@ from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
 from slipstream.drafters.levels import Candidates, Growth
 from slipstream.drafters.marginals import best_first
 from slipstream.drafters.medusa_head import MedusaHead, MedusaSettings, unit
-from slipstream.drafters.medusa_loop import StaticDraft
+from slipstream.drafters.medusa_loop import HeadsDraft
+from slipstream.drafters.static_loop import StaticDraft
 from slipstream.drafters.static_tree import ASSUMED, RANKS, StaticTree
 from slipstream.errors import CorruptFile
 from slipstream.models.linear import make_draft_linear
@@ -34,18 +35,18 @@ from slipstream.types import Plan
 
 @dataclass(frozen=True)
 class MedusaOptions(LearnedOptions):
-    """`depth`: at most as many levels as there are heads. `tree`: `static`, the shape for which the heads' accuracies
-    speak; `dynamic`, the paths that the heads give the highest probability in this step. Sampled nodes always take the
+    """`depth`: at most as many levels as there are heads. `tree`: `dynamic`, the paths that the heads give the highest
+    probability in this step; `static`, the shape for which the heads' accuracies speak. Sampled nodes always take the
     static shape: another would have been chosen by looking at their tokens.
     """
 
     depth: int = 5
     branch: int = RANKS
-    tree: str = "static"
+    tree: str = "dynamic"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.tree in ("static", "dynamic"), "tree", "static, dynamic")
+        self.require(self.tree in ("dynamic", "static"), "tree", "dynamic, static")
 
 
 @dataclass(frozen=True)
@@ -104,25 +105,28 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
         known = {id(growth): self.hidden_of(growth.sequence) for growth in growths if growth.plan.drafts}
         ready = [growth for growth in growths if known.get(id(growth)) is not None]
-        hidden = [row for row in known.values() if row is not None]
-        if ready and self.by_levels:
-            for growth, row in zip(ready, hidden, strict=True):
-                growth.hidden = [row[None]]
+        if not ready:
+            return [None] * len(growths)
+        normed = self.target.norm(torch.stack([row for row in known.values() if row is not None]))
+        if self.by_levels:
+            for growth, row in zip(ready, normed.split(1), strict=True):
+                growth.hidden = [row]
             rows = dict(zip(map(id, ready), self._run(ready).split(1), strict=True))
             for growth in ready:
                 growth.fed = 1
             return [rows.get(id(growth)) for growth in growths]
-        if ready:
-            roots = torch.tensor([growth.tree.tokens[0] for growth in ready], device=self.target.device)
-            guesses = self.guesses(torch.stack(hidden), roots, max(growth.plan.depth for growth in ready))
-            for growth, logits in zip(ready, guesses, strict=True):
-                growth.fed, growth.logits = 1, logits[: growth.plan.depth]
+        roots = torch.tensor([growth.tree.tokens[0] for growth in ready], device=self.target.device)
+        guesses = self.guesses(normed, roots, max(growth.plan.depth for growth in ready))
+        for growth, logits in zip(ready, guesses, strict=True):
+            growth.fed, growth.logits = 1, logits[: growth.plan.depth]
         # Chosen nodes need no levels: their tree is made of all heads at once.
         return [g.logits[:1] if g.sampled and g.logits is not None else None for g in growths]
 
-    def guesses(self, hidden: torch.Tensor, roots: torch.Tensor, levels: int) -> torch.Tensor:
-        """[sequences, width] and the roots behind them, [sequences] -> logits [sequences, levels, draft tokens]."""
-        states = normed = self.target.norm(hidden)
+    def guesses(self, normed: torch.Tensor, roots: torch.Tensor, levels: int) -> torch.Tensor:
+        """What all heads say, given normed states [sequences, width] and the roots [sequences] behind them: logits
+        [sequences, levels, draft tokens].
+        """
+        states = normed
         if self._root:
             states = torch.cat([normed, unit(self.target.embed(roots), self.target.config.norm_eps)], -1)
         inner = functional.silu(self._enter(states)).unflatten(1, (self._heads, -1))[:, :levels]
@@ -133,9 +137,8 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         logits = self._output(hidden.transpose(0, 1).flatten(0, 1))
         return logits.view(len(roots), levels, -1)
 
-    def followed(self, hidden: torch.Tensor, tokens: torch.Tensor, depth: int) -> torch.Tensor:
-        """What one head says behind tokens [rows], given hidden states [rows, width]: logits [rows, draft tokens]."""
-        normed = self.target.norm(hidden)
+    def followed(self, normed: torch.Tensor, tokens: torch.Tensor, depth: int) -> torch.Tensor:
+        """What one head says behind tokens [rows], given normed states [rows, width]: logits [rows, draft tokens]."""
         states = torch.cat([normed, unit(self.target.embed(tokens), self.target.config.norm_eps)], -1)
         return self._output(normed + functional.silu(self._enters[depth](states)) @ self._leave[depth])
 
@@ -223,8 +226,9 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         plan = self.plan_for(lanes)
         plan = replace(plan, depth=min(plan.depth, self._heads))
-        static = plan.drafts and self.options.tree == "static" and plan.min_confidence == 0.0 and not self.samples
-        return StaticDraft(self, self._shape(plan)) if static else None
+        if not plan.drafts or plan.min_confidence > 0.0 or self.samples:
+            return None
+        return StaticDraft(self, self._shape(plan)) if self.options.tree == "static" else HeadsDraft(self, plan)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
@@ -241,3 +245,7 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         """The hidden state before the root; until its prompt is fed a sequence has none."""
         known: _Known | None = sequence.drafting.get(f"{self.key}.hidden")
         return known.hidden if known is not None and known.length == len(sequence.tokens) - 1 else None
+
+    def follows_all(self, sequences: Seq[Sequence]) -> bool:
+        """Whether the hidden states of all of them are there."""
+        return all(self.hidden_of(sequence) is not None for sequence in sequences)

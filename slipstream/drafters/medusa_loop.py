@@ -1,117 +1,101 @@
-"""Medusa's heads and their static tree on the device: one pass of the heads, and every node has its place already."""
+"""Medusa's heads grow dynamic trees on the device: a head for each level, and no K/V."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream import forest, noise
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
-from slipstream.drafters.static_tree import RANKS, StaticTree
-from slipstream.lanes import Lanes, path_rows
-from slipstream.sequence import Sequence
+from slipstream.drafters.tree_loop import TreeDraft, TreeLoop
+from slipstream.lanes import path_rows
 
 if TYPE_CHECKING:
     from slipstream.drafters.medusa import MedusaDrafter
+    from slipstream.forest import Followed
+    from slipstream.lanes import Lanes
+    from slipstream.sequence import Sequence
+    from slipstream.types import Plan
 
 
-class StaticDraft(DeviceDraft):
-    """Trees of one static shape."""
+class LastStates:
+    """The target's hidden states from which the roots of lanes were chosen: all that the heads know of the texts."""
 
-    scratch = 0
-
-    def __init__(self, drafter: MedusaDrafter, shape: StaticTree) -> None:
+    def __init__(self, drafter: MedusaDrafter, lanes: Lanes) -> None:
+        config, dtype = drafter.target.config, drafter.target.dtype
         self._drafter = drafter
-        self.parents = [0]  # of the nodes, the root first
-        self.ranks: list[int] = []  # of the nodes below the root
-        self.depths = [0]
-        for parent, rank, _ in shape.nodes:
-            # Behind a token of its own every node has other choices, and takes them in their order.
-            self.ranks.append(self.parents[1:].count(parent) if drafter.by_levels else rank)
-            self.parents.append(parent)
-            self.depths.append(self.depths[parent] + 1)
-        self.nodes = len(self.ranks)
-        self.depth = max(self.depths)
-
-    def prepare(self, sequences: Seq[Sequence]) -> bool:
-        return all(self._drafter.hidden_of(sequence) is not None for sequence in sequences)
-
-    def loop(self, lanes: Lanes) -> StaticLoop:
-        return StaticLoop(self._drafter, self, lanes)
-
-
-@dataclass(frozen=True)
-class _Level:
-    """Nodes of one depth that have children, these, and which of all choices behind the parents each of them is."""
-
-    parents: torch.Tensor
-    children: torch.Tensor
-    choices: torch.Tensor
-
-    @staticmethod
-    def of(draft: StaticDraft, depth: int, device: str) -> _Level:
-        """That of a shape."""
-        children = [node for node in range(1, len(draft.parents)) if draft.depths[node] == depth + 1]
-        parents = sorted({draft.parents[node] for node in children})
-        choices = [parents.index(draft.parents[node]) * RANKS + draft.ranks[node - 1] for node in children]
-        return _Level(*(torch.tensor(numbers, device=device) for numbers in (parents, children, choices)))
-
-
-class StaticLoop(DeviceLoop):
-    """The heads for lanes of one size."""
-
-    def __init__(self, drafter: MedusaDrafter, draft: StaticDraft, lanes: Lanes) -> None:
-        self.lanes = lanes
-        self._drafter = drafter
-        device, config = lanes.device, drafter.target.config
-        self._hidden = torch.zeros(lanes.size, config.hidden_size, dtype=drafter.target.dtype, device=device)
-        lanes.parents.copy_(torch.tensor(draft.parents, device=device).expand_as(lanes.parents))
-        levels = torch.tensor(draft.depths[1:], device=device) - 1
-        self._choices = levels * RANKS + torch.tensor(draft.ranks, device=device)  # of the nodes
-        self._levels = torch.arange(draft.depth, device=device)
-        self._followed = [_Level.of(draft, depth, device) for depth in range(draft.depth)] if drafter.by_levels else []
+        self._nodes = lanes.nodes
+        self._hidden = torch.zeros(lanes.size, config.hidden_size, dtype=dtype, device=lanes.device)
 
     def fill(self, sequences: Seq[Sequence]) -> None:
+        """Take them from the sequences, of which each has one."""
         hidden = [self._drafter.hidden_of(sequence) for sequence in sequences]
         self._hidden[: len(sequences)] = torch.stack([row for row in hidden if row is not None])
 
-    def draft(self, sampled: bool) -> None:
-        lanes, drafter, levels = self.lanes, self._drafter, len(self._levels)
-        for depth, level in enumerate(self._followed):
-            self._follow(depth, level, sampled)
-        if self._followed:
-            return
-        logits = drafter.guesses(self._hidden, lanes.tokens[:, 0], levels).flatten(0, 1)
-        lanes.tokens[:, 1:] = self._chosen(logits, self._levels, sampled)[:, self._choices]
-
-    def _follow(self, depth: int, level: _Level, sampled: bool) -> None:
-        """Choose the children of the nodes of one depth."""
-        lanes, parents = self.lanes, level.parents
-        hidden = self._hidden.repeat_interleave(len(parents), 0)
-        logits = self._drafter.followed(hidden, lanes.tokens[:, parents].flatten(), depth)
-        chosen = self._chosen(logits, torch.full_like(parents, depth), sampled)
-        lanes.tokens[:, level.children] = chosen[:, level.choices]
-
-    def _chosen(self, logits: torch.Tensor, depths: torch.Tensor, sampled: bool) -> torch.Tensor:
-        """The likeliest tokens for rows of logits, of so many depths for each lane, [lanes, depths * RANKS]."""
-        warmth = self._warmth(depths) if sampled else None
-        _, indices = forest.likeliest(logits, min(RANKS, logits.shape[1]), warmth)
-        choices = torch.nn.functional.pad(indices, (0, RANKS - indices.shape[1]))
-        return self._drafter.vocab[choices.view(self.lanes.size, len(depths) * RANKS)]
-
-    def _warmth(self, depths: torch.Tensor) -> forest.Warmth:
-        """The target's noise of the positions of these depths."""
-        lanes, count = self.lanes, len(depths)
-        positions = (lanes.slots[:, None] + 1 + depths).flatten()
-        keys = noise.fold(noise.fold(lanes.stems.repeat_interleave(count, 1), positions), noise.MATCH)
-        return forest.Warmth(lanes.temperatures.repeat_interleave(count), keys, self._drafter.vocab)
-
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        last = path_rows(path, self.lanes.nodes).gather(1, accepted[:, None])[:, 0]
+        """Take those of the last nodes of the accepted paths."""
+        last = path_rows(path, self._nodes).gather(1, accepted[:, None])[:, 0]
         self._hidden.copy_(taps[self._drafter.taps[0]][last])
 
-    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+    def settle(self, sequence: Sequence, lane: int) -> None:
+        """Give a sequence back its own."""
         self._drafter.know(sequence, self._hidden[lane].clone())
+
+    def normed(self) -> torch.Tensor:
+        """As the heads read them, [lanes, width]."""
+        return self._drafter.target.norm(self._hidden)
+
+
+class HeadsDraft(TreeDraft):
+    """Trees of one plan. All that the heads know of a text is one hidden state: there is nothing to catch up with."""
+
+    _drafter: MedusaDrafter
+
+    def __init__(self, drafter: MedusaDrafter, plan: Plan, chain: int = 0) -> None:
+        super().__init__(drafter, plan, HeadsLoop, chain)
+        self.scratch = 0
+
+    def prepare(self, sequences: Seq[Sequence]) -> bool:
+        return self._drafter.follows_all(sequences)
+
+    def known(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - 1
+
+    def joined(self, plan: Plan, chain: int) -> HeadsDraft:
+        return HeadsDraft(self._drafter, plan, chain)
+
+
+class HeadsLoop(TreeLoop):
+    """The heads for lanes of one size."""
+
+    def __init__(self, drafter: MedusaDrafter, draft: TreeDraft, lanes: Lanes) -> None:
+        super().__init__(drafter, draft, lanes)
+        self.ids = drafter.vocab
+        self._drafter = drafter
+        self._levels = len(draft.widths)
+        self._states = LastStates(drafter, lanes)
+        self._normed: torch.Tensor  # [lanes, width]
+        self._logits: torch.Tensor  # [lanes, levels, tokens], of heads that do not read what was guessed
+
+    def begin(self) -> torch.Tensor:
+        drafter, roots = self._drafter, self.lanes.tokens[:, 0]
+        self._normed = self._states.normed()
+        if drafter.by_levels:
+            return drafter.followed(self._normed, roots, 0)
+        self._logits = drafter.guesses(self._normed, roots, self._levels)
+        return self._logits[:, 0]
+
+    def follow(self, level: int, nodes: Followed) -> torch.Tensor:
+        width = nodes.tokens.shape[1]
+        if not self._drafter.by_levels:
+            return self._logits[:, level].repeat_interleave(width, 0)
+        return self._drafter.followed(self._normed.repeat_interleave(width, 0), nodes.tokens.flatten(), level)
+
+    def fill(self, sequences: Seq[Sequence]) -> None:
+        self._states.fill(sequences)
+
+    def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
+        self._states.observe(path, accepted, taps)
+
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+        self._states.settle(sequence, lane)

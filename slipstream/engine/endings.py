@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from slipstream.sampling import TreeDistributions
 from slipstream.sequence import Sequence
@@ -40,8 +40,7 @@ def emit(sequence: Sequence, tree: TokenTree, verdict: Verdict, distributions: T
     return count
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
     """What one round on the device gave a sequence: the accepted path and the target's own token behind it."""
 
     tokens: list[int]
@@ -55,34 +54,35 @@ def emit_rounds(sequence: Sequence, rounds: list[Taken], origin: str) -> int:
     It has emitted before, and has neither a minimum length, stop strings nor logprobs: many tokens at once cost little
     more than one. `origin`: the drafter of accepted tokens.
     """
-    stats, before = sequence.stats, len(sequence.output_ids)
+    stats, room = sequence.stats, sequence.remaining
     ends = sequence.end_ids.union(sequence.params.stop_token_ids or ())
-    said: list[int] = []
-    for taken in rounds:
-        given = taken.tokens[: sequence.remaining]
-        last = None if ends.isdisjoint(given) else next(i for i, token in enumerate(given) if token in ends)
-        said += given[:last]
-        given = given if last is None else given[: last + 1]
-        accepted = min(len(given), len(taken.tokens) - 1)
-        stats.emitted += len(given)
-        stats.decoded += len(given)
+    given: list[int] = []
+    ended = False
+    for tokens, drafted, deepest in rounds:
+        fresh = tokens[: room - len(given)]
+        ended = not ends.isdisjoint(fresh)
+        if ended:
+            fresh = fresh[: 1 + next(i for i, token in enumerate(fresh) if token in ends)]
+        accepted = min(len(fresh), len(tokens) - 1)
+        stats.origins += [origin] * accepted + [None] * (len(fresh) - accepted)
+        _count(stats, drafted, deepest, accepted)
         stats.accepted += accepted
-        stats.origins.extend([origin] * accepted + [None] * (len(given) - accepted))
-        _count(stats, taken.drafted, taken.deepest, accepted)
-        sequence.tokens.extend(given)
-        sequence.output_ids.extend(given)
-        if last is not None or sequence.remaining <= 0:
+        given += fresh
+        if ended or len(given) == room:
             break
-    if said:
-        _say(sequence, said, last=False)
-    if last is not None:
-        _end(sequence, given[last])
-    elif sequence.remaining <= 0:
+    stats.emitted += len(given)
+    stats.decoded += len(given)
+    sequence.tokens += given
+    sequence.output_ids += given
+    _say(sequence, given[:-1] if ended else given, last=False)
+    if ended:
+        _end(sequence, given[-1])
+    elif len(given) == room:
         sequence.finish_reason = "length"
         _say(sequence, [], last=True)
     if sequence.first_token_at is not None:
         stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
-    return len(sequence.output_ids) - before
+    return len(given)
 
 
 def _end(sequence: Sequence, token: int) -> None:

@@ -32,7 +32,7 @@ class IncrementalDecoder:
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these tokens made certain; empty while a character is incomplete."""
-        return "".join(self._stream.push(id) for id in ids if id not in self._hidden)
+        return self._stream.push([id for id in ids if id not in self._hidden])
 
     def flush(self) -> str:
         """What is left at the end of the answer: U+FFFD for a character that was never completed, or nothing."""
@@ -53,8 +53,8 @@ class _ByteStream:
         self._codec.decode(tail)
         self._strip = tokenizer.decoding.strips_space and not tail  # until the first text
 
-    def push(self, id: int) -> str:
-        return self._stripped(self._codec.decode(self._tokenizer.piece(id)))
+    def push(self, ids: list[int]) -> str:
+        return self._stripped(self._codec.decode(b"".join(map(self._tokenizer.piece, ids))))
 
     def flush(self) -> str:
         return self._stripped(self._codec.decode(b"", final=True))
@@ -75,7 +75,10 @@ class _WindowStream:
         self._fresh: list[int] = []  # tokens whose text has not
         self._returned = len(self._decode(self._context).rstrip(_BROKEN))  # characters of the context's text
 
-    def push(self, id: int) -> str:
+    def push(self, ids: list[int]) -> str:
+        return "".join(map(self._push, ids))
+
+    def _push(self, id: int) -> str:
         self._fresh.append(id)
         text = self._decode(self._context + self._fresh)[self._returned :]
         # A decoder that spells bytes one by one shows U+FFFD until the character is whole; one that is still there

@@ -43,6 +43,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(id for id, token in added.items() if token.special)
+        self._pieces: dict[int, bytes] = {}  # of the tokens that were met
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -83,8 +84,10 @@ class Tokenizer:
 
     def piece(self, id: int) -> bytes:
         """The bytes that one token adds to a text; empty outside the vocabulary and where the style is OTHER."""
-        token = self.token(id)
-        return b"" if token is None or self.decoding.style is Style.OTHER else piece_bytes(token, self.decoding.style)
+        if id not in self._pieces:
+            token, style = self.token(id), self.decoding.style
+            self._pieces[id] = b"" if token is None or style is Style.OTHER else piece_bytes(token, style)
+        return self._pieces[id]
 
     def token(self, id: int) -> str | None:
         """The raw vocabulary entry, or None if there is none."""
