@@ -259,8 +259,8 @@ def test_the_trees_of_a_batch_share_the_rows_that_come_nearly_free(monkeypatch: 
     llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3"))})
     drafter: Any = llm.engine.drafter
     drafter.target.device = "cuda"  # all else that a plan asks for
-    shapes = {lanes: (plan.nodes, plan.depth) for lanes in (1, 2, 4, 16, 64) if (plan := drafter.plan_for(lanes))}
-    assert shapes == {1: (63, 6), 2: (63, 6), 4: (31, 6), 16: (7, 4), 64: (3, 3)}
+    shapes = {lanes: (plan.nodes, plan.depth) for lanes in (1, 2, 4, 16, 64, 96) if (plan := drafter.plan_for(lanes))}
+    assert shapes == {1: (63, 6), 2: (63, 6), 4: (31, 6), 16: (7, 4), 64: (3, 3), 96: (1, 2)}
     for options in ({"nodes": 20}, {"depth": 9}):
         llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3")), **options})
         drafter = llm.engine.drafter

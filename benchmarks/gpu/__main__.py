@@ -33,11 +33,8 @@ CONTEXTS = (2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
 # Trees that may suit a batch as well as those that it gets by itself.
 _SHAPES = {
-    4: (",nodes=63,depth=6",),
-    8: (",nodes=31,depth=6",),
-    16: (",nodes=15,depth=5", ",nodes=3,depth=3"),
-    32: (",nodes=7,depth=4",),
-    64: (",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"),
+    16: (",nodes=15,depth=5",),
+    64: (",nodes=2,depth=2,branch=1",),
     128: (",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"),
 }
 WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
@@ -95,12 +92,12 @@ class Run:
             self.note("answers", answers.answer(self.llm, spec, self.asked, self.tokens).report(plain))
 
     def batches(self) -> None:
-        spec = self.drafters.get("eagle3")
         for batch in BATCHES:
             prompts = self.prompts(batch)
             self.note("batches", steps.throughput(self.llm, "none", prompts, 128))
-            for options in ("", *_SHAPES.get(batch, ())) if spec else ():
-                self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 128))
+            for spec in (self.drafters["eagle3"], *self.joined) if self.joined else ():
+                for options in ("", *_SHAPES.get(batch, ())):
+                    self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 128))
 
     def contexts(self) -> None:
         for context in CONTEXTS:

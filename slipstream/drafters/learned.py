@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from slipstream.drafters.device_draft import DeviceDraft
     from slipstream.models.view import TargetView
 
-_ROWS_GPU, _LEAST_ROWS_GPU = 128, 4  # of all trees of a pass before products cost more than reading; of one tree
+# Rows of all trees of a pass on a GPU: up to the first number reading weights costs more than the products, up to the
+# second a tree of four rows is worth them; beyond it, one of two.
+_ROWS_GPU, _MOST_ROWS_GPU = 128, 256
+_SMALL_TREE, _LEAST_TREE = 4, 2
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
 _DEPTH_CPU, _DEPTH_GPU = 8, 6
 # The joint probability from which a node is worth its row on a CPU, where a row costs some 4% of a pass; and where it
@@ -103,7 +106,8 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         plan = self.plan
         if self.options.nodes or plan.branch == 1:
             return plan
-        rows = max(_LEAST_ROWS_GPU, min(1 + plan.nodes, _ROWS_GPU // lanes))
+        least = max(_LEAST_TREE, min(_SMALL_TREE, _MOST_ROWS_GPU // lanes))
+        rows = max(least, min(1 + plan.nodes, _ROWS_GPU // lanes))
         levels = plan.depth if self.options.depth else min(plan.depth, rows.bit_length())  # small trees are shallow
         return replace(plan, nodes=rows - 1, depth=levels, branch=min(plan.branch, rows - 1))
 
