@@ -274,9 +274,13 @@ class PagedCache:
                 known = page
             table.serials.append(self._serial_of[known])
         for name, length in table.lengths.items():
-            for page in table.pages[: length // PAGE_SIZE]:
-                if page in self._filled:
-                    self._filled[page].add(name)
+            for page in reversed(table.pages[: length // PAGE_SIZE]):
+                filled = self._filled.get(page)
+                if filled is None:
+                    continue
+                if name in filled:  # and in those of all pages before this one
+                    break
+                filled.add(name)
 
     # -- whole sequences ----------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-_PAIRS = 512  # of one program
-_COLUMNS = 1024
+_PAIRS, _COLUMNS = 512, 1024  # of one program
+_MANY_ROWS = 128  # of which each is read by half as many programs, because all of them measure it for themselves
 
 
 @triton.jit
@@ -100,8 +100,9 @@ def turn_and_keep(
     rows, pairs = qkv.shape[0], qkv.shape[1] // 2
     _, layer_pages, kv_heads, page, size = both.shape
     x, floor, factor = (qkv, 0.0, 1.0) if late is None else late
+    block = _PAIRS if rows < _MANY_ROWS else 2 * _PAIRS
     if rows:
-        _turn_and_keep[rows, triton.cdiv(pairs, _PAIRS)](
+        _turn_and_keep[rows, triton.cdiv(pairs, block)](
             *(qkv, torch.view_as_real(table), positions, both, pages, offsets, qkv if bias is None else bias, x),
             *(qkv.stride(0), x.stride(0), x.shape[1], layer_pages, pairs, floor, factor),
             HEADS=heads,
@@ -111,7 +112,7 @@ def turn_and_keep(
             BIASED=bias is not None,
             LATE=late is not None,
             WIDTH=triton.next_power_of_2(x.shape[1]),
-            BLOCK=_PAIRS,
+            BLOCK=block,
         )
 
 
@@ -131,11 +132,12 @@ def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> to
     rows, width = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, width)
     x, floor, factor = late
+    block = _COLUMNS if rows < _MANY_ROWS else 2 * _COLUMNS
     if rows:
-        _gate[rows, triton.cdiv(width, _COLUMNS)](
+        _gate[rows, triton.cdiv(width, block)](
             *(both, x, out, width, x.stride(0), x.shape[1], floor, factor),
             WIDTH=triton.next_power_of_2(x.shape[1]),
-            BLOCK=_COLUMNS,
+            BLOCK=block,
         )
     return out
 

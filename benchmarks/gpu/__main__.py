@@ -81,9 +81,10 @@ class Run:
                 self.note("steps", steps.step(self.llm, self.drafters["eagle3"] + options, context))
 
     def profile(self) -> None:
-        for spec in ("none", *self.joined):
-            for kernel in profile.kernels(self.llm, spec, 1900):
-                self.note("profile", kernel)
+        for context, batch in ((1900, 1), (256, 64)):
+            for spec in ("none", *self.joined):
+                for kernel in profile.kernels(self.llm, spec, context, batch):
+                    self.note("profile", kernel)
 
     def answers(self) -> None:
         plain = answers.answer(self.llm, "none", self.asked, self.tokens)

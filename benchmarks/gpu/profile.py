@@ -28,6 +28,7 @@ class Kernel:
     """All launches of one kernel in a half of a round."""
 
     drafter: str
+    batch: int
     context: int
     half: str  # draft or verify
     kind: str
@@ -36,12 +37,12 @@ class Kernel:
     us: float  # of a round, all launches together
 
 
-def kernels(llm: LLM, drafter: str, context: int) -> list[Kernel]:
+def kernels(llm: LLM, drafter: str, context: int, batch: int = 1) -> list[Kernel]:
     """The kernels of both halves of a round, the longest first; `waiting` is what no kernel accounts for."""
-    with standing(llm, drafter, context) as here:
+    with standing(llm, drafter, context, batch) as here:
         halves = (("draft", here.draft), ("verify", here.verify))
         return [
-            Kernel(drafter, context, half, *line)
+            Kernel(drafter, batch, context, half, *line)
             for half, work in halves
             if work is not None
             for line in _profiled(work, here.back)

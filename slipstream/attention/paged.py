@@ -20,6 +20,8 @@ from slipstream.fused import has_triton
 _PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
 _MOST_SPLITS = 64
 _STAGES = 2
+_WARPS, _FEW_WARPS = 4, 2
+_FEW_QUERIES = 16
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
@@ -51,6 +53,9 @@ class PagedAttention:
         count = self._tiles.fields.shape[1]
         self._splits = splits(count, kv_heads)
         self._lone = count == self._tiles.rows  # a row each
+        # Many small trees: programs of half the size leave each other room.
+        crowded = not self._lone and count * kv_heads > _PROGRAMS and self._tiles.queries <= _FEW_QUERIES
+        self._warps = _FEW_WARPS if crowded else _WARPS
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
@@ -100,6 +105,7 @@ class PagedAttention:
             WINDOWED=window is not None,
             CAPPED=self._softcap is not None,
             PRECISION="ieee" if exact else "tf32",
+            num_warps=self._warps,
             num_stages=1 if self._lone and shares > 1 else _STAGES,  # up to some thousand tokens it has a block or two
         )
         if shares > 1:
