@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from slipstream import SamplingParams
-from slipstream.drafters.chain_loop import Trust
+from slipstream.drafters.chain_loop import ChainDraft, Trust
+from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.models.config import ModelConfig
+from slipstream.models.view import TargetView
 from slipstream.types import Stats
 from tests.laned import burst_on_cpu
 from tests.tiny import tiny_llm
@@ -21,7 +25,7 @@ def after(trust: Trust, stats: Stats, rounds: int, tokens: int) -> None:
 
 
 def test_a_burst_in_vain_asks_for_longer_matches_and_a_good_one_for_shorter() -> None:
-    trust, stats = Trust(2), Stats(steps=5, emitted=9)
+    trust, stats = Trust(2, 0.13), Stats(steps=5, emitted=9)
     assert trust.ask(2, stats)
     assert not trust.ask(1, stats)
     for wanted in (2, 3, 4):
@@ -38,7 +42,7 @@ def test_a_burst_in_vain_asks_for_longer_matches_and_a_good_one_for_shorter() ->
 
 
 def test_it_never_asks_for_less_than_at_first_and_never_gives_up() -> None:
-    trust, stats = Trust(3), Stats()
+    trust, stats = Trust(3, 0.13), Stats()
     for _ in range(5):
         assert trust.ask(3, stats)
         after(trust, stats, rounds=4, tokens=8)
@@ -49,14 +53,14 @@ def test_it_never_asks_for_less_than_at_first_and_never_gives_up() -> None:
 
 
 def test_it_keeps_to_the_shortest_match_that_was_asked_for() -> None:
-    trust, stats = Trust(20), Stats()
+    trust, stats = Trust(20, 0.13), Stats()
     assert trust.ask(20, stats)
     after(trust, stats, rounds=4, tokens=4)
     assert not trust.ask(19, stats)
 
 
 def test_nothing_is_learnt_from_a_burst_that_another_text_asked_for() -> None:
-    trust, stats = Trust(2), Stats()
+    trust, stats = Trust(2, 0.13), Stats()
     assert not trust.ask(1, stats)
     after(trust, stats, rounds=4, tokens=4)
     assert trust.ask(2, stats)
@@ -70,7 +74,7 @@ def test_a_burst_is_short_until_its_chains_have_proved_themselves(monkeypatch: p
 
     def noted(sequences: Any, rounds: int) -> Any:
         size = burst._size(sequences)
-        ventures = size.draft is not None and size.draft.ventures(sequences)
+        ventures = size.draft is not None and size.draft.rounds(sequences, 8) < 8
         seen.append((size.lanes.nodes > 0, ventures, rounds))
         return launch(sequences, rounds)
 
@@ -80,3 +84,29 @@ def test_a_burst_is_short_until_its_chains_have_proved_themselves(monkeypatch: p
     assert chains[0] == (True, 4)
     assert {rounds for ventures, rounds in chains if ventures} == {4}
     assert max(rounds for _, rounds in chains) == 8, "a text that goes round in a loop proves its chains"
+
+
+DENSE = ModelConfig("llama", 1000, 64, layers=4, heads=4, kv_heads=2, head_dim=16, intermediate_size=256, context=64)
+MIXED = replace(DENSE, experts=8, experts_per_token=2, expert_size=128)
+
+
+def test_a_pass_over_more_rows_reads_more_experts_and_nothing_else() -> None:
+    assert DENSE.weights_read(1) == DENSE.weights_read(40) == DENSE.parameters - 1000 * 64
+    expert = 3 * 64 * 128 * 4  # one of each layer
+    unread = [(MIXED.parameters - 1000 * 64 - MIXED.weights_read(rows)) / expert for rows in (1, 2, 100)]
+    assert unread == pytest.approx([6, 4.5, 0], abs=1e-6)
+
+
+def test_chains_must_be_better_founded_where_their_rows_read_more_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm(context=400, characters=True, speculate="suffix")
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, SuffixDrafter)
+    sequence = llm._sequences(llm._request([7, 8, 9] * 4, SamplingParams()))[0]
+    trials = {}
+    for name, config, lanes in (("dense", DENSE, 1), ("mixture", MIXED, 1), ("mixture in a batch", MIXED, 32)):
+        monkeypatch.setattr(TargetView, "config", config)
+        draft = ChainDraft(drafter, 16, lanes)
+        sequence.drafting.clear()
+        shortest = next(n for n in range(1, 20) if draft._trust_of(sequence).ask(n, Stats()))
+        trials[name] = (shortest, draft.rounds([sequence], 8))
+    assert trials == {"dense": (2, 4), "mixture": (5, 1), "mixture in a batch": (2, 4)}

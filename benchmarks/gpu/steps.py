@@ -65,7 +65,9 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
     chance, vocab = random.Random(0), 40_000
     prompts = [[chance.randrange(1000, vocab) for _ in range(context)] for _ in range(batch)]
     before = torch.cuda.memory_reserved()
-    sequences = started(llm, prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=400))
+    # The first answers of a large batch go on while the last prompts are read, and must not end meanwhile.
+    length = 400 + 20 * batch
+    sequences = started(llm, prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=length))
     for _ in range(2):  # the second round of a size is the one that is recorded
         llm.engine.step()
     with torch.inference_mode():

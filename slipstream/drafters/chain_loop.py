@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,19 @@ if TYPE_CHECKING:
 
 _WORTH_A_CHAIN = 2  # tokens of a match: behind a single one a chain is right too seldom for its rows
 _MOST_WANTED = 16  # tokens of a match that gives a chain, whatever came of the chains before
-_WORTH_A_ROUND = 0.13  # tokens accepted in a round that make up for its rows, which cost so much of a plain one
+_ROWS = 0.13  # what the rows of a chain cost of a plain round, where they read no more weights
+_MATCH_FOR_COST = 2.5  # tokens of a match for each plain round that a chain's round costs more
+_VENTURED, _DEAR_VENTURED = 4, 1  # rounds with chains that have not proved themselves
+_DEAR = 1.0  # plain rounds that such a round costs more, from which on the second number holds
 
 
 class Trust:
     """How long the matches of a text must be to be worth chains: one token more after a burst in vain, or one less."""
 
-    def __init__(self, least: int) -> None:
+    def __init__(self, least: int, worth: float) -> None:
+        """`worth`: tokens accepted in a round that make up for what it costs more than a plain one."""
         self._least = least
+        self._worth = worth
         self._wanted = least
         self._asks = False
         self._proved = False  # whether the last burst that was asked for was worth it
@@ -35,7 +41,7 @@ class Trust:
         """Whether a match of so many tokens is long enough; `stats`: of the text so far."""
         if self._began is not None and stats.steps > self._began[0]:
             rounds, tokens = stats.steps - self._began[0], stats.emitted - self._began[1]
-            self._proved = tokens - rounds >= _WORTH_A_ROUND * rounds
+            self._proved = tokens - rounds >= self._worth * rounds
             longest = max(self._least, _MOST_WANTED)
             self._wanted = max(self._least, self._wanted - 1) if self._proved else min(self._wanted + 1, longest)
             self._began = None
@@ -57,10 +63,13 @@ class ChainDraft(DeviceDraft):
 
     scratch = 0
 
-    def __init__(self, drafter: SuffixDrafter, length: int) -> None:
+    def __init__(self, drafter: SuffixDrafter, length: int, lanes: int) -> None:
         self._drafter = drafter
         self._trust = f"{drafter.key}.trust"
         self.nodes = self.depth = length
+        config = drafter.target.config
+        # Of a round, more than a plain one: in a mixture the rows of a chain read experts that a lone row does not.
+        self._cost = config.weights_read(lanes * (1 + length)) / config.weights_read(lanes) - 1 + _ROWS
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
         for sequence in sequences:
@@ -71,12 +80,13 @@ class ChainDraft(DeviceDraft):
         asking = [self._trust_of(s).ask(self._drafter.matched(s), s.stats) for s in sequences]
         return any(asking)
 
-    def ventures(self, sequences: Seq[Sequence]) -> bool:
-        return not any(self._trust_of(sequence).proved for sequence in sequences)
+    def rounds(self, sequences: Seq[Sequence], most: int) -> int:
+        proved = any(self._trust_of(sequence).proved for sequence in sequences)
+        return most if proved else min(most, _DEAR_VENTURED if self._cost > _DEAR else _VENTURED)
 
     def _trust_of(self, sequence: Sequence) -> Trust:
-        least = max(_WORTH_A_CHAIN, self._drafter.options.min_match)
-        trust: Trust = sequence.drafting.setdefault(self._trust, Trust(least))
+        least = max(_WORTH_A_CHAIN, self._drafter.options.min_match, math.ceil(_MATCH_FOR_COST * self._cost))
+        trust: Trust = sequence.drafting.setdefault(self._trust, Trust(least, self._cost))
         return trust
 
     def loop(self, lanes: Lanes) -> ChainLoop:

@@ -51,9 +51,9 @@ class DeviceDraft(ABC):
         """
         return True
 
-    def ventures(self, sequences: Seq[Sequence]) -> bool:
-        """Whether that is a venture: the burst is a short one then."""
-        return False
+    def rounds(self, sequences: Seq[Sequence], most: int) -> int:
+        """How many rounds a burst should have, at most `most`: fewer where it may well be in vain."""
+        return most
 
     def known(self, sequence: Sequence) -> int:
         """How many tokens of a sequence the drafter need not be told: all, or at most `depth` less, before the root."""

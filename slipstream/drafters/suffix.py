@@ -86,7 +86,7 @@ class SuffixDrafter(Drafter[SuffixOptions]):
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         length = min(self.plan.depth, self.plan.nodes)
-        return None if self.remembers_others or not self.plan.drafts else ChainDraft(self, length)
+        return None if self.remembers_others or not self.plan.drafts else ChainDraft(self, length, lanes)
 
     def matched(self, sequence: Sequence) -> int:
         """How many tokens the longest suffix of a sequence has that occurred before."""

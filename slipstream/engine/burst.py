@@ -38,9 +38,7 @@ from slipstream.verify import Match, Verifier
 
 PLAIN_ROUNDS = 16  # of a burst at most: tokens reach a stream, and prompts their turn, that much later
 TREE_ROUNDS = 8
-_LARGE, _LARGE_TREE_ROUNDS = 32, 12  # lanes from which on what the host does between two bursts counts more
 WAITING_ROUNDS = 4  # plain ones, while a drafter has nothing to guess
-_VENTURED_ROUNDS = 4  # with guesses that may well be in vain
 _ENDED = 8  # a burst stops where one in so many lanes has come to its end
 
 
@@ -126,7 +124,7 @@ class Burst:
         Nobody is set aside for a burst: that is for a single step to do, when it must.
         """
         size = self._size(sequences)
-        most = _VENTURED_ROUNDS if size.draft is not None and size.draft.ventures(sequences) else size.rounds
+        most = size.rounds if size.draft is None else size.draft.rounds(sequences, size.rounds)
         rounds = min(most, max(s.remaining for s in sequences))
         while rounds:
             rows = [s.cached + rounds * (1 + size.lanes.depth) + _scratch(size.draft) for s in sequences]
@@ -222,8 +220,7 @@ class Burst:
         config, device = self._model.config, self._model.device
         draft = self._drafter.device_draft(count) if trees else None
         nodes, depth = (draft.nodes, draft.depth) if draft else (0, 0)
-        tree_rounds = TREE_ROUNDS if count < _LARGE else _LARGE_TREE_ROUNDS
-        rounds = tree_rounds if trees else PLAIN_ROUNDS if self._drafter.blind else WAITING_ROUNDS
+        rounds = TREE_ROUNDS if trees else PLAIN_ROUNDS if self._drafter.blind else WAITING_ROUNDS
         spare = rounds * (1 + depth) + _scratch(draft)
         lanes = Lanes(count, nodes, depth, config.context, spare, device)
         tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)

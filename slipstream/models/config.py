@@ -95,6 +95,15 @@ class ModelConfig:
         layers = self.layers * (attention + bias + norms) + mixtures * mixture + (self.layers - mixtures) * dense
         return tables + width + layers
 
+    def weights_read(self, rows: int) -> float:
+        """Weights that a pass over so many rows reads: of a mixture more with every row, as if each chose by lot."""
+        width = self.hidden_size
+        expert = 3 * width * (self.expert_size or self.intermediate_size)
+        mixtures = self.experts * expert * sum(map(self.mixture, range(self.layers)))
+        looked_up = 0 if self.tied_head else self.vocab_size * width
+        unread = (1 - self.experts_per_token / self.experts) ** rows if self.experts else 0.0
+        return self.parameters - looked_up - mixtures * unread
+
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of K and V that one token of context needs."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_size
