@@ -34,6 +34,7 @@ class PageTable:
     pages: list[int] = field(default_factory=list)
     lengths: dict[str, int] = field(default_factory=dict)
     serials: list[int] = field(default_factory=list)  # of the leading pages that are known to the prefix index
+    marked: dict[str, int] = field(default_factory=dict)  # leading pages of each store that the index has been told of
 
     @property
     def slots(self) -> int:
@@ -197,6 +198,7 @@ class PagedCache:
             self._drop(page)
         table.pages.clear()
         table.serials.clear()
+        table.marked.clear()
         table.lengths.clear()
 
     def _take(self) -> int:
@@ -274,13 +276,11 @@ class PagedCache:
                 known = page
             table.serials.append(self._serial_of[known])
         for name, length in table.lengths.items():
-            for page in reversed(table.pages[: length // PAGE_SIZE]):
-                filled = self._filled.get(page)
-                if filled is None:
-                    continue
-                if name in filled:  # and in those of all pages before this one
-                    break
-                filled.add(name)
+            full = length // PAGE_SIZE
+            for page in table.pages[table.marked.get(name, 0) : full]:
+                if page in self._filled:
+                    self._filled[page].add(name)
+            table.marked[name] = full
 
     # -- whole sequences ----------------------------------------------------------------------------------------------
 

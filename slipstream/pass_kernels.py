@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 _PAIRS, _COLUMNS = 512, 1024  # of one program
-_MANY_ROWS = 128  # of which each is read by half as many programs, because all of them measure it for themselves
+_MANY_ROWS = 128  # with so many, half the programs for each: every one of them measures the row for its norm again
 
 
 @triton.jit

@@ -283,6 +283,23 @@ def test_a_fork_shares_what_it_adds() -> None:
     assert cache.open(tokens).pages == table.pages[:2]
 
 
+def test_a_page_that_no_drafter_had_read_counts_when_one_has() -> None:
+    cache = make_cache()
+    text = [*[1] * SIZE, *[2] * SIZE, 3]
+    brief, long = cache.open(text), cache.open(text)  # side by side: neither finds what the other has
+    grow(cache, brief, [], text[:SIZE])  # ends before its drafter has read anything
+    cache.reserve(long, len(text))
+    for store in ("target", "draft"):
+        cache.commit(long, store, 0, range(len(text)))
+    cache.share(long, "target", text)
+    for known in (0, 2 * SIZE):
+        found = cache.open(text)
+        assert found.pages == [brief.pages[0], long.pages[1]]
+        assert found.lengths == {"target": 2 * SIZE, "draft": known}
+        cache.commit(found, "draft", 0, range(2 * SIZE))
+        cache.share(found, "target", text)
+
+
 def test_released_pages_stay_findable_until_their_room_is_needed() -> None:
     cache = make_cache(pages=4)
     old, young = cache.open([]), cache.open([])

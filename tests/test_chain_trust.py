@@ -25,45 +25,45 @@ def after(trust: Trust, stats: Stats, rounds: int, tokens: int) -> None:
 
 
 def test_a_burst_in_vain_asks_for_longer_matches_and_a_good_one_for_shorter() -> None:
-    trust, stats = Trust(2, 0.13), Stats(steps=5, emitted=9)
-    assert trust.ask(2, stats)
-    assert not trust.ask(1, stats)
+    trust, stats = Trust(), Stats(steps=5, emitted=9)
+    assert trust.ask(2, stats, 2, 0.13)
+    assert not trust.ask(1, stats, 2, 0.13)
     for wanted in (2, 3, 4):
-        assert trust.ask(wanted, stats)
+        assert trust.ask(wanted, stats, 2, 0.13)
         after(trust, stats, rounds=4, tokens=4)
-        assert not trust.ask(wanted, stats)
-    assert trust.ask(5, stats)
+        assert not trust.ask(wanted, stats, 2, 0.13)
+    assert trust.ask(5, stats, 2, 0.13)
     assert not trust.proved
     after(trust, stats, rounds=4, tokens=9)
-    assert trust.ask(4, stats)
+    assert trust.ask(4, stats, 2, 0.13)
     assert trust.proved
-    assert not trust.ask(3, stats)
+    assert not trust.ask(3, stats, 2, 0.13)
     assert not trust.proved, "what does not ask has nothing to prove"
 
 
 def test_it_never_asks_for_less_than_at_first_and_never_gives_up() -> None:
-    trust, stats = Trust(3, 0.13), Stats()
+    trust, stats = Trust(), Stats()
     for _ in range(5):
-        assert trust.ask(3, stats)
+        assert trust.ask(3, stats, 3, 0.13)
         after(trust, stats, rounds=4, tokens=8)
-    assert not trust.ask(2, stats)
+    assert not trust.ask(2, stats, 3, 0.13)
     for _ in range(40):
-        assert trust.ask(16, stats)
+        assert trust.ask(16, stats, 3, 0.13)
         after(trust, stats, rounds=4, tokens=4)
 
 
 def test_it_keeps_to_the_shortest_match_that_was_asked_for() -> None:
-    trust, stats = Trust(20, 0.13), Stats()
-    assert trust.ask(20, stats)
+    trust, stats = Trust(), Stats()
+    assert trust.ask(20, stats, 20, 0.13)
     after(trust, stats, rounds=4, tokens=4)
-    assert not trust.ask(19, stats)
+    assert not trust.ask(19, stats, 20, 0.13)
 
 
 def test_nothing_is_learnt_from_a_burst_that_another_text_asked_for() -> None:
-    trust, stats = Trust(2, 0.13), Stats()
-    assert not trust.ask(1, stats)
+    trust, stats = Trust(), Stats()
+    assert not trust.ask(1, stats, 2, 0.13)
     after(trust, stats, rounds=4, tokens=4)
-    assert trust.ask(2, stats)
+    assert trust.ask(2, stats, 2, 0.13)
 
 
 def test_a_burst_is_short_until_its_chains_have_proved_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +102,22 @@ def test_chains_must_be_better_founded_where_their_rows_read_more_experts(monkey
     drafter = llm.engine.drafter
     assert isinstance(drafter, SuffixDrafter)
     sequence = llm._sequences(llm._request([7, 8, 9] * 4, SamplingParams()))[0]
-    trials = {}
-    for name, config, lanes in (("dense", DENSE, 1), ("mixture", MIXED, 1), ("mixture in a batch", MIXED, 32)):
+    trials = []
+    for config, lanes in ((DENSE, 1), (MIXED, 32), (MIXED, 1), (MIXED, 32)):  # the company of one text changes
         monkeypatch.setattr(TargetView, "config", config)
         draft = ChainDraft(drafter, 16, lanes)
-        sequence.drafting.clear()
-        shortest = next(n for n in range(1, 20) if draft._trust_of(sequence).ask(n, Stats()))
-        trials[name] = (shortest, draft.rounds([sequence], 8))
-    assert trials == {"dense": (2, 4), "mixture": (5, 1), "mixture in a batch": (2, 4)}
+        for matched in range(1, 20):
+            monkeypatch.setattr(drafter, "matched", lambda sequence, matched=matched: matched)
+            if draft.expects([sequence]):
+                break
+        trials.append((matched, draft.rounds([sequence], 8)))
+    assert trials == [(2, 4), (2, 4), (5, 1), (2, 4)]
+
+
+def test_a_burst_must_give_what_it_costs_more() -> None:
+    for worth, proved in ((0.13, True), (1.2, True), (1.3, False)):
+        trust, stats = Trust(), Stats()
+        assert trust.ask(4, stats, 2, worth)
+        after(trust, stats, rounds=4, tokens=9)
+        trust.ask(4, stats, 2, worth)
+        assert trust.proved == proved

@@ -16,8 +16,11 @@ torch.manual_seed(0)
 def near(found, expected):
     assert (found.float() - expected.float()).abs().max() <= 2e-3 * expected.abs().max()
 
-for rows, heads, kv_heads, size, kind in ((1, 4, 2, 64, torch.float32), (5, 9, 3, 16, torch.float16)):
-    width, page = 80, 8
+MANY = 2 * pass_kernels._PAIRS // 16 + 5  # heads: more than one program takes, where there are many rows
+for rows, heads, kv_heads, size, kind in (
+    (1, 4, 2, 64, torch.float32), (5, 9, 3, 16, torch.float16), (pass_kernels._MANY_ROWS, MANY, 3, 32, torch.float32)
+):
+    width, page = 80, 8 if rows < 32 else 48
     x = torch.randn(rows, width, device=device).to(kind)
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * size, device=device).to(kind)
     table = torch.polar(torch.ones(()), 6 * torch.rand(99, size // 2)).to(device)

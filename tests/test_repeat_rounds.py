@@ -155,7 +155,7 @@ def trees(name: str = "eagle3", **options: Any) -> dict[str, Any]:
         ("suffix:nodes=7", {}, {}, (40, 7)),
         ("suffix", {}, {"nodes": 10}, (10, 10)),
         ("suffix", {}, {"depth": 3}, (40, 3)),
-        ("suffix", {"nodes": 3}, {"nodes": 24}, (3, 4)),
+        ("suffix", {"nodes": 3}, {"nodes": 24}, (3, 3)),  # so few nodes reach no fourth level
         ("suffix", {"branch": 1, "nodes": 0}, {}, (4, 4)),
     ],
 )

@@ -35,7 +35,7 @@ _CACHE = 98_304  # tokens
 _SHAPES = {
     16: (",nodes=15,depth=5",),
     64: (",nodes=2,depth=2,branch=1",),
-    128: (",nodes=2,depth=2,branch=1", ",nodes=1,depth=1,branch=1"),
+    128: (",nodes=2,depth=2,branch=1",),
 }
 WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
 
@@ -96,7 +96,8 @@ class Run:
         for batch in BATCHES:
             prompts = self.prompts(batch)
             self.note("batches", steps.throughput(self.llm, "none", prompts, 128))
-            for spec in (self.drafters["eagle3"], *self.joined) if self.joined else ():
+            trees = [self.drafters["eagle3"], *self.joined] if "eagle3" in self.drafters else []
+            for spec in trees:
                 for options in ("", *_SHAPES.get(batch, ())):
                     self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 128))
 

@@ -28,24 +28,24 @@ _DEAR = 1.0  # plain rounds that such a round costs more, from which on the seco
 class Trust:
     """How long the matches of a text must be to be worth chains: one token more after a burst in vain, or one less."""
 
-    def __init__(self, least: int, worth: float) -> None:
-        """`worth`: tokens accepted in a round that make up for what it costs more than a plain one."""
-        self._least = least
-        self._worth = worth
-        self._wanted = least
+    def __init__(self) -> None:
+        self._more = 0  # tokens beyond the least
         self._asks = False
         self._proved = False  # whether the last burst that was asked for was worth it
         self._began: tuple[int, int] | None = None  # steps and tokens before the last burst that was asked for
 
-    def ask(self, matched: int, stats: Stats) -> bool:
-        """Whether a match of so many tokens is long enough; `stats`: of the text so far."""
+    def ask(self, matched: int, stats: Stats, least: int, worth: float) -> bool:
+        """Whether a match of so many tokens is long enough; `stats`: of the text so far.
+
+        `least`: tokens that a match must have at any rate; `worth`: tokens accepted in a round that make up for what it
+        costs more than a plain one. Both depend on the company, which changes.
+        """
         if self._began is not None and stats.steps > self._began[0]:
             rounds, tokens = stats.steps - self._began[0], stats.emitted - self._began[1]
-            self._proved = tokens - rounds >= self._worth * rounds
-            longest = max(self._least, _MOST_WANTED)
-            self._wanted = max(self._least, self._wanted - 1) if self._proved else min(self._wanted + 1, longest)
+            self._proved = tokens - rounds >= worth * rounds
+            self._more = max(0, self._more - 1 if self._proved else min(self._more + 1, _MOST_WANTED - least))
             self._began = None
-        self._asks = matched >= self._wanted
+        self._asks = matched >= least + self._more
         return self._asks
 
     @property
@@ -70,6 +70,7 @@ class ChainDraft(DeviceDraft):
         config = drafter.target.config
         # Of a round, more than a plain one: in a mixture the rows of a chain read experts that a lone row does not.
         self._cost = config.weights_read(lanes * (1 + length)) / config.weights_read(lanes) - 1 + _ROWS
+        self._least = max(_WORTH_A_CHAIN, drafter.options.min_match, math.ceil(_MATCH_FOR_COST * self._cost))
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
         for sequence in sequences:
@@ -77,7 +78,8 @@ class ChainDraft(DeviceDraft):
         return True
 
     def expects(self, sequences: Seq[Sequence]) -> bool:
-        asking = [self._trust_of(s).ask(self._drafter.matched(s), s.stats) for s in sequences]
+        how = self._least, self._cost
+        asking = [self._trust_of(s).ask(self._drafter.matched(s), s.stats, *how) for s in sequences]
         return any(asking)
 
     def rounds(self, sequences: Seq[Sequence], most: int) -> int:
@@ -85,8 +87,7 @@ class ChainDraft(DeviceDraft):
         return most if proved else min(most, _DEAR_VENTURED if self._cost > _DEAR else _VENTURED)
 
     def _trust_of(self, sequence: Sequence) -> Trust:
-        least = max(_WORTH_A_CHAIN, self._drafter.options.min_match, math.ceil(_MATCH_FOR_COST * self._cost))
-        trust: Trust = sequence.drafting.setdefault(self._trust, Trust(least, self._cost))
+        trust: Trust = sequence.drafting.setdefault(self._trust, Trust())
         return trust
 
     def loop(self, lanes: Lanes) -> ChainLoop:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
 # Rows of all trees of a pass on a GPU: up to the first number reading weights costs more than the products, up to the
-# second a tree of four rows is worth them; beyond it, one of two.
+# second a tree of four rows each is worth them. Larger batches share the second, two rows each at least.
 _ROWS_GPU, _MOST_ROWS_GPU = 128, 256
 _SMALL_TREE, _LEAST_TREE = 4, 2
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.

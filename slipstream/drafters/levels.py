@@ -158,8 +158,8 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
 
     def _start(self, wish: Wish) -> Growth:
         sequence = wish.sequence
-        levels = wish.plan.depth if wish.plan.branch > 1 else min(wish.plan.depth, wish.plan.nodes)
-        plan = replace(wish.plan, depth=max(0, min(levels, self.room(sequence))))
+        levels = min(wish.plan.depth, wish.plan.nodes, self.room(sequence))
+        plan = replace(wish.plan, depth=max(0, levels))
         sampled = self.samples and not (self.options.draw == "auto" and sequence.params.greedy)
         growth = Growth(sequence, plan, TokenTree(sequence.tokens[-1]), len(sequence.tokens) - 1, sampled)
         sequence.drafting[self.key] = growth

@@ -246,6 +246,5 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         known: _Known | None = sequence.drafting.get(f"{self.key}.hidden")
         return known.hidden if known is not None and known.length == len(sequence.tokens) - 1 else None
 
-    def follows_all(self, sequences: Seq[Sequence]) -> bool:
-        """Whether the hidden states of all of them are there."""
-        return all(self.hidden_of(sequence) is not None for sequence in sequences)
+    def follows(self, sequence: Sequence) -> bool:
+        return self.hidden_of(sequence) is not None

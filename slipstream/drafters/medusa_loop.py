@@ -56,7 +56,7 @@ class HeadsDraft(TreeDraft):
         self.scratch = 0
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
-        return self._drafter.follows_all(sequences)
+        return all(map(self._drafter.follows, sequences))
 
     def known(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - 1

@@ -38,7 +38,7 @@ class StaticDraft(DeviceDraft):
         self.depth = max(self.depths)
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
-        return self._drafter.follows_all(sequences)
+        return all(map(self._drafter.follows, sequences))
 
     def loop(self, lanes: Lanes) -> StaticLoop:
         return StaticLoop(self._drafter, self, lanes)

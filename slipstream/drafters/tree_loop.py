@@ -1,7 +1,8 @@
 """Trees that grow level by level on the device, for all lanes at once: `levels.py` where no host looks at a tree.
 
 Which nodes a level adds, which of them are followed and which are offered is decided alike, so the trees are the same
-up to rounding, and up to one thing: a level is always followed by as many nodes as it may be, likely or not.
+up to rounding, and up to one thing: a level is always followed by as many nodes as it may be, likely or not. (Heads of
+`medusa` that read nothing that was guessed are another matter: their trees are not grown by levels on the host.)
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TreeDraft(DeviceDraft):
         self._drafter = drafter
         self._kind = kind
         self.plan = plan
-        levels = plan.depth if plan.branch > 1 else min(plan.depth, plan.nodes)
+        levels = min(plan.depth, plan.nodes)
         self.branch = plan.branch
         self.widths = [1]
         for _ in range(levels - 1):
