@@ -29,7 +29,7 @@ PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model")
 ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-CONTEXTS = (2048, 8192, 32_000)
+CONTEXTS = (512, 2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
 # Trees that may suit a batch as well as those that it gets by itself.
 _SHAPES = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -82,10 +82,16 @@ class Launched:
 
     size: Size
     sequences: list[Sequence]
+    starts: list[int]  # where the roots of the first round were
     collected: _Collected
     rounds: int
     began: float
-    root_slots: dict[int, int] = field(default_factory=dict)  # by lane: of the last round that was read
+
+    @property
+    def root_slots(self) -> list[int]:
+        """Where the roots of the last round were."""
+        behind = self.collected.taken(self.rounds - 1)
+        return [start + count for start, count in zip(self.starts, behind, strict=True)]
 
 
 class Burst:
@@ -143,7 +149,7 @@ class Burst:
         began = time.perf_counter()
         size = self.filled(sequences)
         sampled = not all(s.params.greedy for s in sequences)
-        collected = _Collected(size, sequences)
+        starts, collected = [s.cached for s in sequences], _Collected(size, sequences)
         for number in range(rounds):
             self.draft(size, sampled)
             self.verify(size, sampled)
@@ -151,8 +157,9 @@ class Burst:
             # The round before this one is over by now, or soon; this one keeps the device busy meanwhile. Where it may
             # be the last for many, it is waited for itself: the next would be in vain.
             if collected.ended(number - 1) or (collected.may_end() and collected.ended(number)):
-                return Launched(size, sequences, collected, number + 1, began)
-        return Launched(size, sequences, collected, rounds, began)
+                rounds = number + 1
+                break
+        return Launched(size, sequences, starts, collected, rounds, began)
 
     def collect(self, launched: Launched) -> tuple[list[int], float]:
         """Give each sequence its tokens, all or up to its end, and commit their K/V.
@@ -161,8 +168,7 @@ class Burst:
         and the milliseconds until the device was done with them.
         """
         size, sequences = launched.size, launched.sequences
-        counts, taken = [0] * len(sequences), [0] * len(sequences)
-        last = launched.rounds - 1
+        counts, last = [0] * len(sequences), launched.rounds - 1
         for first, stop in ((0, last), (last, last + 1)):
             # A round that was begun before the end was seen is not waited for if it can give nothing more.
             if first == stop or all(s.finished for s in sequences):
@@ -170,24 +176,20 @@ class Burst:
             told = launched.collected.read(first, stop)
             device_ms = 1000 * (time.perf_counter() - launched.began)
             for lane, sequence in enumerate(sequences):
-                given = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
-                taken[lane] += sum(len(t.tokens) for t in given[: last - first])
                 if not sequence.finished:
+                    given = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
                     counts[lane] += emit_rounds(sequence, given, self._drafter.name)
-        for lane, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
-            start = sequence.cached
-            launched.root_slots[lane] = start + taken[lane]
+        for sequence, start, count in zip(sequences, launched.starts, counts, strict=True):
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
             self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
         return counts, device_ms
 
     def settle(self, launched: Launched, guard: Callable[[Sequence, Callable[[], None]], object]) -> None:
         """Let the drafter know where the sequences stand; what it does for each is done under `guard`."""
-        size, sequences = launched.size, launched.sequences
-        loop = size.loop
+        size, sequences, loop = launched.size, launched.sequences, launched.size.loop
         if loop is not None:
-            for lane, sequence in enumerate(sequences):
-                guard(sequence, partial(loop.settle, sequence, lane, launched.root_slots[lane]))
+            for lane, (sequence, root_slot) in enumerate(zip(sequences, launched.root_slots, strict=True)):
+                guard(sequence, partial(loop.settle, sequence, lane, root_slot))
         if not any(s.finished for s in sequences):
             self._last = size, _standing(size, sequences)
 
@@ -313,6 +315,11 @@ class _Collected:
 
     def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
         return _ENDED * int(lanes.sum()) >= self._lanes
+
+    def taken(self, rounds: int) -> list[int]:
+        """How many tokens each sequence was told in so many rounds, which are over."""
+        counts: list[int] = (self._heard[:rounds, : self._lanes, 0] + 1).sum(0).tolist()
+        return counts
 
     def read(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """What rounds `first` to `stop` gave, as soon as the last of them is over."""
