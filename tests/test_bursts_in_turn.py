@@ -130,6 +130,24 @@ def test_no_round_is_run_in_vain_where_the_length_is_known(monkeypatch: pytest.M
         assert rounds == output.stats.steps - 1, "the first step is the prompt's"
 
 
+def test_a_drafter_knows_its_text_up_to_the_root_of_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows behind that root lie where the nodes of a tree do, not where the text goes on."""
+    llm = tiny_llm(context=300, characters=True)
+    llm.use(tiny_draft({"method": "draft_model", "model": "tiny:0", "depth": 3}))  # the target itself: always right
+    burst = burst_on_cpu(llm, monkeypatch).engine.burst
+    assert burst is not None
+    settle, unknown = burst.settle, list[int]()
+
+    def noted(launched: Launched, *args: Any) -> None:
+        settle(launched, *args)
+        going = [s for s in launched.sequences if not s.finished]
+        unknown.extend(s.cached - s.table.lengths[llm.engine.drafter.key] for s in going)
+
+    monkeypatch.setattr(burst, "settle", noted)
+    llm.generate([[5, 6, 7]], SamplingParams(temperature=0.0, max_tokens=140, ignore_eos=True))
+    assert len(unknown) >= 3 and set(unknown) == {3}
+
+
 def test_a_drafter_that_cannot_settle_is_dropped_and_no_token_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     how = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     plain = tiny_llm(context=300, characters=True).generate(asked(3), how)
