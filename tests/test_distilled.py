@@ -14,6 +14,7 @@ from slipstream.drafters import levels, trained
 from slipstream.drafters.distilled import _LOSSES, _SPAN, DistilledDrafter, DistilledHead, DistilledSettings
 from slipstream.drafters.draft_model import DraftModelDrafter
 from slipstream.drafters.head import Head
+from slipstream.drafters.head_layer import HeadLayer
 from slipstream.drafters.learned import frame_of, make_head
 from slipstream.drafters.registry import parse_speculate
 from slipstream.errors import OptionError
@@ -112,6 +113,25 @@ def test_the_first_and_the_last_layers_are_what_it_begins_with(layers: int) -> N
         source = view.layer(index)
         assert source is not None
         assert isinstance(layer.down, nn.Linear) and torch.equal(layer.down.weight, source.down)
+
+
+@pytest.mark.parametrize("mlp", [24, 96, 128])
+def test_a_narrower_mlp_begins_with_the_strongest_units_of_the_targets(mlp: int) -> None:
+    """A weak unit adds next to nothing, and is what can be left out; a wider MLP begins at random."""
+    llm = build()
+    head, _ = new_head(llm, "draft_model", VOCAB, layers=1, mlp=mlp)
+    assert isinstance(head, DistilledHead)
+    source = made_for(llm)[0].layer(0)
+    (layer,) = head.stack.layers
+    assert source is not None and isinstance(layer, HeadLayer)
+    gate, up = source.gate_up.chunk(2)
+    if mlp > len(gate):
+        assert not torch.equal(layer.down.weight[:, : len(gate)], source.down)
+        return
+    lengths = [float(g.norm() * u.norm() * d.norm()) for g, u, d in zip(gate, up, source.down.T, strict=True)]
+    kept = sorted(sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:mlp])
+    assert torch.equal(layer.gate_up.weight, torch.cat([gate[kept], up[kept]]))
+    assert torch.equal(layer.down.weight, source.down[:, kept])
 
 
 def test_layers_with_more_than_plain_matrices_are_not_copied(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@
                              [--drafters eagle3 mtp ...] [--questions FILE] [--each 2] [--tokens 160] [--json FILE]
 
 A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it
-was not there to be measured.
+was not there to be measured. A line tells each figure when it is there; the table comes at the end, without the figures
+of `profile`. The JSON file has all of them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu import answers, floor, hf, profile, steps
+from benchmarks.gpu.table import table
 from slipstream import LLM
 from slipstream.bench import bodies
 from slipstream.bench.widening import widened
@@ -61,6 +64,17 @@ class Run:
         texts = [self.llm._chat_prompt([{"role": "user", "content": text}]) for _, text in self.asked]
         return [list(texts[i % len(texts)]) for i in range(count)]
 
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of the target's weights that one row reads."""
+        model: Any = self.llm.model
+        return floor.weights_of_a_row(model)
+
+    @cached_property
+    def context(self) -> int:
+        """Tokens that stand before a step, on the average of all answers."""
+        return round(sum(map(len, self.prompts(len(self.asked)))) / len(self.asked) + self.tokens / 2)
+
     @property
     def joined(self) -> list[str]:
         """`suffix` beside the drafter that it joins on the device."""
@@ -79,6 +93,8 @@ class Run:
         if "eagle3" in self.drafters:
             for context, options in ((256, ""), (1900, ",depth=8"), (1900, ",nodes=7"), (1900, ",nodes=31")):
                 self.note("steps", steps.step(self.llm, self.drafters["eagle3"] + options, context))
+            for spec in ("none", self.drafters["eagle3"]):
+                self.note("steps", steps.step(self.llm, spec, 256, batch=64))
 
     def profile(self) -> None:
         for context, batch in ((1900, 1), (256, 64)):
@@ -87,19 +103,23 @@ class Run:
                     self.note("profile", kernel)
 
     def answers(self) -> None:
-        plain = answers.answer(self.llm, "none", self.asked, self.tokens)
-        self.note("answers", plain.report(None))
-        for spec in (*self.drafters.values(), "suffix", *self.joined):
-            self.note("answers", answers.answer(self.llm, spec, self.asked, self.tokens).report(plain))
+        plain = None
+        for spec in ("none", *self.drafters.values(), "suffix", *self.joined):
+            found = answers.answer(self.llm, spec, self.asked, self.tokens)
+            # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
+            halves = None if spec == "suffix" else steps.step(self.llm, spec, self.context)
+            self.note("answers", found.report(plain).beside(halves, self.weights))
+            plain = plain or found
 
     def batches(self) -> None:
         for batch in BATCHES:
             prompts = self.prompts(batch)
-            self.note("batches", steps.throughput(self.llm, "none", prompts, 128))
+            self.note("batches", steps.throughput(self.llm, "none", prompts, 128, self.weights))
             trees = [self.drafters["eagle3"], *self.joined] if "eagle3" in self.drafters else []
             for spec in trees:
                 for options in ("", *_SHAPES.get(batch, ())):
-                    self.note("batches", steps.throughput(self.llm, f"{spec}{options}", prompts, 128))
+                    run = steps.throughput(self.llm, f"{spec}{options}", prompts, 128, self.weights)
+                    self.note("batches", run)
 
     def contexts(self) -> None:
         for context in CONTEXTS:
@@ -155,6 +175,7 @@ def main() -> None:
             getattr(run, part)()
             if given.json:
                 given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
+        print(f"\n{title}\n\n{table(run.found)}")
 
 
 if __name__ == "__main__":

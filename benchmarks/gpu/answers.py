@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.gpu.steps import Step
 from slipstream import LLM, Output, SamplingParams
 from slipstream.types import Stats
 
@@ -22,9 +23,22 @@ class Answered:
     tok_s: float
     structured: float  # tokens a second where the answers are code, sums and the like
     tokens_per_step: float
+    step_ms: float  # by the clock, of all steps but the first of each answer
     by_task: dict[str, float]  # tokens a second
-    same_as_plain: float | None  # of all tokens, those before an answer's first difference
-    worst: float | None  # the slowest question's tokens a second over those of plain decoding
+    same_as_plain: float | None = None  # of all tokens, those before an answer's first difference
+    worst: float | None = None  # the slowest question's tokens a second over those of plain decoding
+    draft_ms: float | None = None  # of a step: what the device takes for this half behind as much context
+    verify_ms: float | None = None
+    rest_ms: float | None = None  # what the clock has beyond both: the host, and all that waits for it
+    gb_per_s: float | None = None  # of the target's weights, of which a step reads once what a lone row does
+
+    def beside(self, halves: Step | None, weights: int) -> Answered:
+        """With the parts of a step, where there are such, and the bytes of weights that a row reads."""
+        speed = weights / self.step_ms / 1e6
+        if halves is None:
+            return replace(self, gb_per_s=speed)
+        draft, verify = halves.draft_ms, halves.verify_ms
+        return replace(self, draft_ms=draft, verify_ms=verify, rest_ms=self.step_ms - draft - verify, gb_per_s=speed)
 
 
 def questions(file: Path, each: int) -> list[tuple[str, str]]:
@@ -60,7 +74,9 @@ class Answers:
             worst = min(a.tokens_per_second / b.tokens_per_second for a, b in pairs if b.decoded > 8)
         speeds = {task: _sum(stats).tokens_per_second for task, stats in by_task.items()}
         structured = _sum([s for task in STRUCTURED for s in by_task[task]]).tokens_per_second
-        return Answered(self.drafter, total.tokens_per_second, structured, total.tokens_per_step, speeds, same, worst)
+        step_ms = total.decode_ms / max(1, total.steps - len(self.stats))
+        per_step = total.tokens_per_step
+        return Answered(self.drafter, total.tokens_per_second, structured, per_step, step_ms, speeds, same, worst)
 
 
 def answer(llm: LLM, drafter: str, asked: list[tuple[str, str]], tokens: int) -> Answers:

@@ -5,7 +5,7 @@
 Every prompt of the workload is answered greedily by plain decoding, one after the other, and then again in every other
 way: plainly in a batch, and with each drafter, in a batch and (some) alone, until so many tokens have been compared.
 The exit code is 1 if an answer differs. The same without `exact` follows, for one round and with the first drafter
-only: how many answers part there, and how much faster plain decoding is.
+only: how many answers part there, how nearly tied the two tokens were, and how much faster plain decoding is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.answers import Answers, agreeing, answer, questions
+from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from slipstream import LLM, SamplingParams
 from slipstream.models.builtin import DEFAULT_MODEL
 
@@ -67,14 +68,21 @@ def other_ways(llm: LLM, drafters: list[str], asked: Asked, length: int) -> Iter
         yield f"{drafter}, alone", answer(llm, drafter, asked[::_ALONE], length).tokens, _ALONE
 
 
-def one_round(llm: LLM, drafters: list[str], asked: Asked, length: int, tally: Tally, enough: int) -> Answers:
+def one_round(
+    llm: LLM, drafters: list[str], asked: Asked, length: int, tally: Tally, enough: int, ties: NearTies
+) -> Answers:
     """Compare until there is enough; returns the plain answers."""
     plain = answer(llm, "none", asked, length)
+    prompts = [list(llm._chat_prompt([{"role": "user", "content": text}])) for _, text in asked]
     for way, found, every in other_ways(llm, drafters, asked, length):
-        differing = tally.add(plain.tokens[::every], found)
+        expected = plain.tokens[::every]
+        differing = tally.add(expected, found)
+        add_partings(ties, llm, prompts[::every], expected, found)
         print(f"  {way}: {differing} of {len(found)} differ ({tally.tokens:,} tokens so far)", flush=True)
         if tally.tokens >= enough:
             break
+    if ties.partings:
+        add_rows(ties, llm, prompts, length)
     return plain
 
 
@@ -96,10 +104,11 @@ def main() -> int:
         name = "exact" if exact else "not exact"
         print(f"{name}: {given.model}, {given.dtype}, {torch.cuda.get_device_name()}", flush=True)
         tally = tallies[exact] = Tally()
+        ties = NearTies()  # those without `exact`, which come last, are told
         number, turn = 0, asked
         while number == 0 or (exact and tally.tokens < given.tokens):
             drafters = given.drafters if exact else given.drafters[:1]
-            plain = one_round(llm, drafters, turn, given.length, tally, given.tokens)
+            plain = one_round(llm, drafters, turn, given.length, tally, given.tokens, ties)
             if number == 0:
                 speeds[exact] = plain.report(None).tok_s
             number += 1
@@ -109,6 +118,7 @@ def main() -> int:
         torch.cuda.empty_cache()
     print(f"exact: {tallies[True]}")
     print(f"not exact: {tallies[False]}")
+    print(f"near-ties: {ties}")
     print(
         f"plain decoding: {speeds[True]:.1f} tok/s exact, {speeds[False]:.1f} not, {speeds[True] / speeds[False]:.3f}"
     )

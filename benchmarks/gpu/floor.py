@@ -27,27 +27,38 @@ class Floor:
 
 def floor(model: Decoder, rows: int) -> Floor:
     """The products over so many rows. Those of a mixture are the library's, over the rows that chose each expert."""
-    config = model.config
-
-    def some(width: int) -> torch.Tensor:
-        return torch.randn(rows, width, dtype=model.dtype, device=model.device)
-
-    x, mixed = some(config.hidden_size), some(config.heads * config.head_dim)
     with torch.inference_mode():
-        work: list[Product] = []
-        for layer in model.layers:
-            work += [(layer.qkv, x), (layer.out, mixed), *_of_mlp(layer.mlp, x)]
-        work.append((model.head, x))
+        work = _products(model, rows)
 
         def products() -> None:
             for product, given in work:
                 product(given)
 
         ms = device_ms(captured(products))
-        return Floor(rows, ms, weight_bytes(work) / ms / 1e6)
+        return Floor(rows, ms, _read(work) / ms / 1e6)
 
 
-def weight_bytes(work: list[Product]) -> int:
+def weights_of_a_row(model: Decoder) -> int:
+    """Bytes of weights that a pass over one row reads."""
+    with torch.inference_mode():
+        return _read(_products(model, 1))
+
+
+def _products(model: Decoder, rows: int) -> list[Product]:
+    """All products of a pass over so many random rows."""
+    config = model.config
+
+    def some(width: int) -> torch.Tensor:
+        return torch.randn(rows, width, dtype=model.dtype, device=model.device)
+
+    x, mixed = some(config.hidden_size), some(config.heads * config.head_dim)
+    work: list[Product] = []
+    for layer in model.layers:
+        work += [(layer.qkv, x), (layer.out, mixed), *_of_mlp(layer.mlp, x)]
+    return [*work, (model.head, x)]
+
+
+def _read(work: list[Product]) -> int:
     """What products read, their rows left out: a matrix has as many numbers as an output times an input."""
     return sum(product(given).shape[1] * given.shape[1] * given.element_size() for product, given in work)
 

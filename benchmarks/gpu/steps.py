@@ -105,24 +105,31 @@ class Throughput:
     batch: int
     tok_s: float
     tokens_per_step: float
+    step_ms: float
+    gb_per_s: float  # of the target's weights, of which a step reads once what a lone row does
 
 
-def throughput(llm: LLM, drafter: str, prompts: list[list[int]], tokens: int) -> Throughput:
-    """Answers to all prompts at once, from the first token of the last of them on."""
+def throughput(llm: LLM, drafter: str, prompts: list[list[int]], tokens: int, weights: int) -> Throughput:
+    """Answers to all prompts at once, from the first token of the last of them on. `weights`: bytes a row reads."""
     llm.use(drafter)
     how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
     llm.generate(prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=24))  # graphs are made
     engine = llm.engine
     running = started(llm, prompts, how)
-    before = sum(s.stats.emitted for s in running)
+    before = _counted(running)
     torch.cuda.synchronize()
     began = time.perf_counter()
     # Until the first answer is complete: from then on the batch is another.
     while not any(s.finished for s in running):
         engine.step()
     seconds = time.perf_counter() - began
-    emitted = sum(s.stats.emitted for s in running) - before
-    steps = sum(s.stats.steps for s in running)
+    emitted, steps = (now - then for now, then in zip(_counted(running), before, strict=True))
     for sequence in running:
         engine.cancel(sequence)
-    return Throughput(drafter, len(prompts), emitted / seconds, sum(s.stats.emitted for s in running) / steps)
+    step_s = seconds * len(running) / steps
+    return Throughput(drafter, len(running), emitted / seconds, emitted / steps, 1000 * step_s, weights / step_s / 1e9)
+
+
+def _counted(sequences: list[Sequence]) -> tuple[int, int]:
+    """Tokens and steps of all of them so far."""
+    return sum(s.stats.emitted for s in sequences), sum(s.stats.steps for s in sequences)

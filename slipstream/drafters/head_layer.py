@@ -68,20 +68,30 @@ class HeadLayer(nn.Module):
 def begin_as(layer: HeadLayer, source: PlainLayer | None) -> None:
     """Let a layer begin as one of the target's, as far as the shapes are the same.
 
-    Where more goes into q, k and v than the target's layer reads, the last part is what the target's would read.
+    Where more goes into q, k and v than the target's layer reads, the last part is what the target's would read. A
+    narrower MLP begins with those units of the target's that can say most.
     """
     if source is None:
         return
     width = source.qkv.shape[1]
+    gate, up = source.gate_up.chunk(2)
+    units = _strongest(gate, up, source.down, layer.down.weight.shape[1])
     with torch.no_grad():
         for weight, begun in (
             (layer.qkv.weight[:, -width:], source.qkv),
             (layer.out.weight, source.out),
-            (layer.gate_up.weight, source.gate_up),
-            (layer.down.weight, source.down),
+            (layer.gate_up.weight, torch.cat([gate[units], up[units]])),
+            (layer.down.weight, source.down[:, units]),
         ):
             if weight.shape == begun.shape:
                 weight.copy_(begun)
+
+
+def _strongest(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, count: int) -> torch.Tensor:
+    """The units of an MLP with the longest weights, ascending; all of them where there are no more."""
+    strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    units: torch.Tensor = strength.topk(min(count, len(strength))).indices
+    return units.sort().values
 
 
 def begin_with(linear: nn.Linear, part: int) -> None:

@@ -1,0 +1,155 @@
+"""What the GPU's benchmarks make of what they measured: parts of a step, near-ties, the table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.answers import Answers
+from benchmarks.gpu.floor import Floor, weights_of_a_row
+from benchmarks.gpu.hf import Peer
+from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
+from benchmarks.gpu.steps import Step, Throughput
+from benchmarks.gpu.table import COLUMNS, table
+from slipstream import LLM, SamplingParams
+from slipstream.models.decoder import Decoder
+from slipstream.types import Stats
+from tests.tiny import tiny_llm
+
+PROMPTS = [[5, 9, 2, 7], [11, 3, 3, 8, 20], [40, 41, 42]]
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tiny_llm()
+
+
+def judged(llm: LLM, prompts: list[list[int]], length: int = LENGTH) -> list[Any]:
+    return llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, logprobs=97))
+
+
+def answered(drafter: str, tokens: list[int], steps: int, ms: float) -> Answers:
+    """Two answers of the same counts."""
+    stats = [Stats(steps=steps, emitted=len(tokens), decoded=len(tokens) - 1, decode_ms=ms) for _ in range(2)]
+    return Answers(drafter, [tokens, tokens], stats, ["coding", "writing"])
+
+
+# -- near-ties --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 5])
+@pytest.mark.parametrize("place", [0, 4, LENGTH - 1])
+def test_a_parting_is_judged_by_the_two_tokens_behind_the_common_text(llm: LLM, rank: int, place: int) -> None:
+    plain = judged(llm, PROMPTS)
+    texts = [output.token_ids for output in plain]
+    (first, likelier), *_ = plain[1].logprobs[place].top
+    other, likely = plain[1].logprobs[place].top[rank]
+    assert first == texts[1][place]
+    parted = [texts[0], [*texts[1][:place], other, *reversed(texts[1][place + 1 :])], texts[2]]
+    ties = NearTies()
+    add_partings(ties, llm, PROMPTS, texts, parted)
+    assert ties.partings == pytest.approx([likelier - likely], abs=1e-5)
+
+
+def test_answers_that_do_not_part_say_nothing(llm: LLM) -> None:
+    texts = [output.token_ids for output in judged(llm, PROMPTS)]
+    ties = NearTies()
+    add_partings(ties, llm, PROMPTS, texts, texts)
+    assert ties.partings == []
+    assert str(ties) == "no answer parted"
+
+
+def test_every_row_has_its_gap(llm: LLM) -> None:
+    rows = [row for output in judged(llm, PROMPTS) for row in output.logprobs]
+    ties = NearTies()
+    add_rows(ties, llm, PROMPTS, LENGTH)
+    expected = [row.top[0][1] - row.top[1][1] for row in rows]
+    assert len(expected) == LENGTH * len(PROMPTS)
+    assert ties.all == pytest.approx(expected, abs=1e-5)
+
+
+def test_near_ties_are_counted() -> None:
+    told = str(NearTies(partings=[0.004, 0.02, 0.02, 0.5], all=[0.001, 0.05, 2.0, 3.0, 4.0]))
+    assert "4 partings" in told
+    assert "median 0.020, largest 0.500" in told
+    assert "under 0.01: 25% of the partings, 20.00% of all rows" in told
+    assert "under 0.1: 75% of the partings, 40.00% of all rows" in told
+
+
+# -- a step's parts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_reads_every_weight_of_a_dense_model_but_the_embedding(llm: LLM) -> None:
+    model = llm.model
+    assert isinstance(model, Decoder)
+    c = model.config
+    attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+    mlp = 3 * c.hidden_size * c.intermediate_size
+    assert weights_of_a_row(model) == 4 * (c.layers * (attention + mlp) + c.hidden_size * c.vocab_size)
+
+
+def test_the_rest_of_a_step_is_what_the_clock_has_beyond_both_halves() -> None:
+    found = answered("eagle3", list(range(21)), steps=6, ms=30.0).report(answered("none", list(range(21)), 21, 80.0))
+    # The first step of an answer reads the prompt and is not part of the time.
+    assert found.step_ms == pytest.approx(6.0)
+    halves = Step("eagle3", 1, 100, 63, draft_ms=1.0, verify_ms=4.5, capture_ms=0.0, graph_mib=0.0)
+    split = found.beside(halves, weights=12_000_000_000)
+    assert (split.draft_ms, split.verify_ms) == (1.0, 4.5)
+    assert split.rest_ms == pytest.approx(0.5)
+    assert split.gb_per_s == pytest.approx(2000.0)
+    assert found.beside(None, 12_000_000_000).rest_ms is None
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_line_for_all_that_was_measured() -> None:
+    plain = answered("none", list(range(21)), steps=21, ms=80.0)
+    trees = answered("eagle3:checkpoint=/tmp/x", list(range(21)), steps=6, ms=32.0)
+    halves = Step("eagle3:checkpoint=/tmp/x,nodes=7", 1, 1900, 7, 1.0, 4.76, 20.0, 8.0)
+    found = {
+        "floor": [asdict(Floor(1, 4.0, 3700.0))],
+        "steps": [asdict(halves)],
+        "profile": [{"kernel": "a", "us": 1.0}],
+        "answers": [
+            asdict(plain.report(None).beside(None, 16_000_000_000)),
+            asdict(trees.report(plain).beside(halves, 16_000_000_000)),
+        ],
+        "batches": [
+            asdict(Throughput("none", 64, 10_000.0, 1.0, 6.4, 2500.0)),
+            asdict(Throughput("suffix+eagle3:checkpoint=/tmp/x,depth=2", 64, 14_000.0, 2.3, 10.5, 1500.0)),
+        ],
+        "peers": [asdict(Peer("transformers, plain", 25.0))],
+    }
+    header, line, *rows = [[cell.strip() for cell in text.strip("|").split("|")] for text in table(found).splitlines()]
+    assert header == list(COLUMNS)
+    assert len(line) == len(header)
+    cells = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert list(cells) == [
+        "products alone, 1 rows",
+        "a round: eagle3:nodes=7",
+        "answers: none",
+        "answers: eagle3",
+        "throughput: none",
+        "throughput: suffix+eagle3:depth=2",
+        "transformers, plain",
+    ]
+    assert cells["products alone, 1 rows"]["GB/s"] == "3,700"
+    assert (cells["a round: eagle3:nodes=7"]["context"], cells["a round: eagle3:nodes=7"]["step ms"]) == (
+        "1,900",
+        "5.76",
+    )
+    shown = cells["answers: eagle3"]
+    assert (shown["tok/s"], shown["over plain"], shown["GB/s"]) == ("625.0", "2.50", "2,500")
+    assert (shown["step ms"], shown["rest ms"], shown["rest"]) == ("6.40", "0.64", "10.0%")
+    assert (shown["worst"], shown["same as plain"]) == ("2.50", "100%")
+    assert cells["throughput: suffix+eagle3:depth=2"]["over plain"] == "1.40"
+    assert cells["transformers, plain"]["over plain"] == "0.10"
+    assert cells["transformers, plain"]["draft ms"] == ""
+
+
+def test_the_table_can_do_without_plain_decoding() -> None:
+    assert table({"peers": [asdict(Peer("transformers, plain", 25.0))]}).endswith("| 25.0 |" + "  |" * 10)
