@@ -44,7 +44,8 @@ def test_flattened_matrices_keep_their_directions_and_lose_their_lengths(rows: i
     torch.manual_seed(seed)
     matrix = torch.randn(rows, columns)
     left, lengths, right = torch.linalg.svd(matrix, full_matrices=False)
-    turned = left.T @ flattened(matrix) @ right.T  # in the matrix's own directions
+    other = 100 * torch.randn(rows, columns)  # is flattened beside it, and changes nothing
+    turned = left.T @ flattened(torch.stack([matrix, other]))[0] @ right.T  # in the matrix's own directions
     off = turned - torch.diag(turned.diagonal())
     assert off.abs().max() < 1e-3
     loud = lengths > 0.05 * lengths.max()  # five rounds do not reach those that were nearly nothing
@@ -57,6 +58,26 @@ def test_a_step_along_a_matrix_is_as_long_as_one_of_adamw() -> None:
     weight.grad = 1e-4 * torch.randn(96, 32, generator=torch.Generator().manual_seed(0))
     Muon([weight], 0.5).step()
     assert float(weight.detach().square().mean().sqrt()) == pytest.approx(0.5 * 0.2, rel=0.25)
+
+
+def test_matrices_that_move_together_move_as_they_would_alone() -> None:
+    """Of several shapes, with and without a gradient, and with momentum of steps before."""
+    torch.manual_seed(0)
+    shapes = [(6, 4), (4, 6), (6, 4), (6, 4), (3, 3)]
+    starts, first, second = ([torch.randn(shape) for shape in shapes] for _ in range(3))
+    together, alone = ([start.clone().requires_grad_() for start in starts] for _ in range(2))
+    lone = [Muon([weight], 0.1) for weight in alone]
+    every = Muon(together, 0.1)
+    for gradients in (first, second):
+        for number, gradient in enumerate(gradients):
+            for weight in (together[number], alone[number]):
+                weight.grad = None if number == 3 and gradients is second else gradient.clone()
+        every.step()
+        for optimiser in lone:
+            optimiser.step()
+    for one, other in zip(together, alone, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert not torch.allclose(together[0], starts[0], atol=1e-3)
 
 
 def test_maps_of_states_go_by_muon_and_the_rest_by_adamw() -> None:
@@ -90,4 +111,4 @@ def test_what_was_put_aside_goes_on_bit_for_bit() -> None:
 
 
 def test_a_matrix_without_gradient_stays_where_it_is() -> None:
-    assert torch.equal(flattened(torch.zeros(3, 5)), torch.zeros(3, 5))
+    assert torch.equal(flattened(torch.zeros(1, 3, 5)), torch.zeros(1, 3, 5))

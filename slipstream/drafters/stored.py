@@ -20,11 +20,26 @@ def packed(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tenso
         if weight.ndim != 2:
             stored[name] = weight.to(torch.bfloat16)
             continue
-        weight, six = weight.float(), bits == 6 and weight.shape[1] % 4 == 0
-        codes, scale = _coded(weight, 31, _SHARES) if six else _coded(weight, 127, (1.0,))
+        codes, scale = _codes(weight.float(), bits)
+        six = _fits_six(weight, bits)
         stored[name + SIX if six else name] = _squeezed(codes) if six else codes.to(torch.int8)
         stored[name + SCALE] = scale[:, 0]
     return stored
+
+
+def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """A matrix as a file of so many bits gives it back."""
+    codes, scale = _codes(weight, bits)
+    return codes * scale
+
+
+def _fits_six(weight: torch.Tensor, bits: int) -> bool:
+    return bits == 6 and weight.shape[1] % 4 == 0
+
+
+def _codes(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of a matrix and their scales [rows, 1]."""
+    return _coded(weight, 31, _SHARES) if _fits_six(weight, bits) else _coded(weight, 127, (1.0,))
 
 
 def _coded(weight: torch.Tensor, levels: int, shares: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +50,7 @@ def _coded(weight: torch.Tensor, levels: int, shares: tuple[float, ...]) -> tupl
     scales = [largest * share / levels for share in shares]
     choices = [(weight / scale).round().clamp(-levels, levels) for scale in scales]
     errors = [(codes * scale - weight).square().sum(1) for codes, scale in zip(choices, scales, strict=True)]
-    rows, best = torch.arange(len(weight)), torch.stack(errors).argmin(0)
+    rows, best = torch.arange(len(weight), device=weight.device), torch.stack(errors).argmin(0)
     return torch.stack(choices)[best, rows], torch.stack(scales)[best, rows]
 
 

@@ -21,24 +21,27 @@ _LIKE_ADAM = 0.2  # the root of the mean square of a step of AdamW: both kinds o
 _ITERATIONS, _POLYNOMIAL = 5, (3.4445, -4.7750, 2.0315)
 
 
-def flattened(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix with the same singular directions whose singular values are all near 1."""
+def flattened(matrices: torch.Tensor) -> torch.Tensor:
+    """[count, rows, columns] -> matrices with the same singular directions whose singular values are all near 1."""
     a, b, c = _POLYNOMIAL
-    # No singular value is larger than the length of the matrix, which may be nothing at all.
-    length: torch.Tensor = torch.linalg.matrix_norm(matrix)
-    x = matrix / (1.01 * length).clamp_min(1e-30)
+    # No singular value is larger than the length of its matrix, which may be nothing at all.
+    lengths: torch.Tensor = torch.linalg.matrix_norm(matrices, keepdim=True)
+    x = matrices / (1.01 * lengths).clamp_min(1e-30)
     if x.is_cuda:
         x = x.to(torch.bfloat16)  # exact enough, and much faster
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
     for _ in range(_ITERATIONS):
-        square = x @ x.T
-        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return (x.T if tall else x).to(matrix.dtype)
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps along flattened momentum, as long as those of AdamW."""
+    """Steps along flattened momentum, as long as those of AdamW.
+
+    Matrices of one shape move together: one by one they would be most of what a GPU is told to do in a training step.
+    """
 
     def __init__(self, weights: Sequence[torch.Tensor], rate: float) -> None:
         super().__init__(weights, {"lr": rate})
@@ -47,18 +50,28 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every weight that has a gradient."""
         for group in self.param_groups:
+            alike: dict[torch.Size, list[torch.Tensor]] = {}
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._move(weight, weight.grad, group["lr"])
+                    alike.setdefault(weight.shape, []).append(weight)
+            for weights in alike.values():
+                self._move(weights, group["lr"])
 
-    def _move(self, weight: torch.Tensor, gradient: torch.Tensor, rate: float) -> None:
+    def _move(self, weights: list[torch.Tensor], rate: float) -> None:
+        """Move weights of one shape."""
+        gradients = torch.stack([weight.grad for weight in weights if weight.grad is not None])
+        momenta = [self._momentum(weight) for weight in weights]
+        torch._foreach_lerp_(momenta, list(gradients), 1 - _MOMENTUM)
+        directions = flattened(gradients.lerp(torch.stack(momenta), _MOMENTUM))
+        torch._foreach_mul_(weights, 1 - rate * _DECAY)
+        torch._foreach_add_(weights, list(directions), alpha=-rate * _LIKE_ADAM * max(weights[0].shape) ** 0.5)
+
+    def _momentum(self, weight: torch.Tensor) -> torch.Tensor:
         memory = self.state[weight]
         if not memory:
             memory["momentum"] = torch.zeros_like(weight)
-        momentum: torch.Tensor = memory["momentum"].lerp_(gradient, 1 - _MOMENTUM)
-        direction = flattened(gradient.lerp(momentum, _MOMENTUM))
-        weight.mul_(1 - rate * _DECAY)
-        weight.add_(direction, alpha=-rate * _LIKE_ADAM * max(weight.shape) ** 0.5)
+        momentum: torch.Tensor = memory["momentum"]
+        return momentum
 
 
 class Optimiser:

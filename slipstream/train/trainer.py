@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from slipstream.drafters.head import Head, Lesson, Rows
+from slipstream.drafters.stored import rounded
 from slipstream.drafters.trained import write_tensors
 from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, rate
@@ -27,6 +30,8 @@ _SMOOTHED = 10  # steps that one entry of the record's losses stands for
 # Examinations while it trains and when it is over, and the most of the minutes that either may take.
 _MARKS, _MARKS_SHARE = 20, 0.2
 _LAST_MARKS, _LAST_SHARE = 8, 0.3
+# The last part of a training is spent on weights as the smallest file has them: what it rounds off is made up for.
+_ROUNDED_FROM, _BITS = 0.8, 6
 _SOONER = 0.5  # of the first examination's time: a drafter that has learnt something needs fewer steps
 
 
@@ -168,9 +173,11 @@ class Trainer:
     def _learn(self, page: Page, pace: float) -> torch.Tensor:
         """One step on a batch; its loss and the accuracies by depth, [1 + depths]."""
         head, lesson = self.head, self._lesson(page)
-        with self._types():
-            losses = head.losses(lesson)
-        losses.total.backward()
+        last = self._progress() >= _ROUNDED_FROM
+        with as_stored(head.matrices()) if last else nullcontext():
+            with self._types():
+                losses = head.losses(lesson)
+            losses.total.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), _CLIP)
         self._optimiser.step(pace)
         return torch.cat([losses.total.detach().float().view(1), losses.accuracy.detach().float()])
@@ -257,6 +264,19 @@ class Trainer:
             f"{max(0.0, left) / 60:.1f} min left",
         )
         self._watch.show(", ".join(parts))
+
+
+@contextmanager
+def as_stored(matrices: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Compute with matrices as a file has them. What is learnt meanwhile is for the exact ones, which come back."""
+    exact = [matrix.data for matrix in matrices]
+    for matrix in matrices:
+        matrix.data = rounded(matrix.data, _BITS)
+    try:
+        yield
+    finally:
+        for matrix, data in zip(matrices, exact, strict=True):
+            matrix.data = data
 
 
 class _Reading:

@@ -1,0 +1,78 @@
+"""A training ends on weights as a file has them, which makes those of the file better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from slipstream.drafters.distilled import DistilledHead
+from slipstream.drafters.head import Lesson, Losses
+from slipstream.drafters.stored import packed, rounded, unpacked
+from slipstream.train.run import train
+from slipstream.train.trainer import Watch, as_stored
+from tests.chats import order
+
+
+@pytest.mark.parametrize("columns", [48, 30])
+def test_a_rounded_matrix_is_what_comes_back_from_a_file(columns: int) -> None:
+    weight = torch.randn(20, columns, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(rounded(weight, 6), unpacked(packed({"a": weight}, 6))["a"])
+
+
+def test_gradients_are_those_at_the_rounded_weights_and_move_the_exact_ones() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 4, bias=False), torch.randn(5, 8)
+    exact = layer.weight.detach().clone()
+    with as_stored([layer.weight]):
+        assert torch.equal(layer.weight, rounded(exact, 6)) and not torch.equal(layer.weight, exact)
+        layer(x).square().sum().backward()
+    assert torch.equal(layer.weight, exact)
+    wanted = 2 * (x @ rounded(exact, 6).T).T @ x
+    assert layer.weight.grad is not None and torch.allclose(layer.weight.grad, wanted, rtol=1e-4)
+
+
+def test_exact_weights_come_back_from_an_error() -> None:
+    layer = nn.Linear(8, 4, bias=False)
+    exact = layer.weight.detach().clone()
+    with pytest.raises(ZeroDivisionError), as_stored([layer.weight]):
+        _ = 1 / 0
+    assert torch.equal(layer.weight, exact)
+
+
+def test_the_last_fifth_of_a_training_is_spent_on_rounded_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    learn = DistilledHead.losses
+
+    def losses(head: DistilledHead, lesson: Lesson) -> Losses:
+        seen.append(all(torch.allclose(w, rounded(w, 6), rtol=1e-5, atol=1e-8) for w in head.matrices()))
+        return learn(head, lesson)
+
+    monkeypatch.setattr(DistilledHead, "losses", losses)
+    train(order("draft_model", tmp_path / "out", {"steps": 20, "evaluate": 20}, settings={"layers": 1}), Watch())
+    assert seen == [False] * 16 + [True] * 4
+
+
+def _stored_loss(rounded_from: int) -> float:
+    """Of a map in 6 bits that has learnt another one for 400 steps, the last ones rounded."""
+    torch.manual_seed(0)
+    # Inputs that go together: what one weight rounds off, others can mend.
+    x = torch.randn(256, 16) @ torch.randn(16, 64) + 0.1 * torch.randn(256, 64)
+    wanted, layer = x @ torch.randn(64, 16), nn.Linear(64, 16, bias=False)
+    optimiser = torch.optim.Adam(layer.parameters(), lr=0.02)
+    for step in range(400):
+        optimiser.param_groups[0]["lr"] = 0.02 * (1 - step / 400)
+        optimiser.zero_grad()
+        with as_stored([layer.weight] if step >= rounded_from else []):
+            (layer(x) - wanted).square().mean().backward()
+        optimiser.step()
+    with as_stored([layer.weight]), torch.no_grad():
+        return float((layer(x) - wanted).square().mean())
+
+
+def test_rounding_in_the_end_makes_up_for_what_is_rounded_off() -> None:
+    assert _stored_loss(320) < 0.96 * _stored_loss(400)
