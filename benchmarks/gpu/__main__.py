@@ -29,7 +29,8 @@ from slipstream.bench.widening import widened
 from slipstream.drafters import trained
 
 PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
-LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model")
+LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model", "kangaroo")
+UNTAUGHT = ("suffix", "ngram", "lookahead", "early_exit")
 ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (512, 2048, 8192, 32_000)
@@ -80,6 +81,11 @@ class Run:
         """`suffix` beside the drafter that it joins on the device."""
         return [f"suffix+{self.drafters['eagle3']}"] if "eagle3" in self.drafters else []
 
+    def on_device(self, drafter: str) -> bool:
+        """Whether it drafts in rounds on the device, and not by the host."""
+        self.llm.use(drafter)
+        return self.llm.engine.burst is not None
+
     def floor(self) -> None:
         model: Any = self.llm.model
         for rows in ROWS:
@@ -88,7 +94,7 @@ class Run:
     def steps(self) -> None:
         for context in (256, 1900):
             self.note("steps", steps.step(self.llm, "none", context))
-        for spec in (*self.drafters.values(), *self.joined):
+        for spec in filter(self.on_device, (*self.drafters.values(), *self.joined)):
             self.note("steps", steps.step(self.llm, spec, 1900))
         if "eagle3" in self.drafters:
             for context, options in ((256, ""), (1900, ",depth=8"), (1900, ",nodes=7"), (1900, ",nodes=31")):
@@ -104,10 +110,11 @@ class Run:
 
     def answers(self) -> None:
         plain = None
-        for spec in ("none", *self.drafters.values(), "suffix", *self.joined):
+        for spec in ("none", *self.drafters.values(), *self.joined, *UNTAUGHT):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
             # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
-            halves = None if spec == "suffix" else steps.step(self.llm, spec, self.context)
+            whole = spec == "suffix" or not self.on_device(spec)
+            halves = None if whole else steps.step(self.llm, spec, self.context)
             self.note("answers", found.report(plain).beside(halves, self.weights))
             plain = plain or found
 
