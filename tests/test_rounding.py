@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.drafters.distilled import DistilledHead
-from slipstream.drafters.head import Lesson, Losses
+from slipstream.drafters.head import Head, Lesson, Losses
 from slipstream.drafters.stored import packed, rounded, unpacked
-from slipstream.train.run import train
+from slipstream.train.run import learned_class, train
 from slipstream.train.trainer import Watch, as_stored
 from tests.chats import order
 
@@ -25,8 +24,10 @@ def test_a_rounded_matrix_is_what_comes_back_from_a_file(columns: int) -> None:
 def test_gradients_are_those_at_the_rounded_weights_and_move_the_exact_ones() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(8, 4, bias=False), torch.randn(5, 8)
+    others = [nn.Parameter(torch.randn(rows, columns)) for rows, columns in ((3, 8), (3, 5), (2, 8))]
     exact = layer.weight.detach().clone()
-    with as_stored([layer.weight]):
+    with as_stored([others[0], layer.weight, *others[1:]]):
+        assert all(torch.allclose(other, rounded(other, 6), rtol=1e-5) for other in others)
         assert torch.equal(layer.weight, rounded(exact, 6)) and not torch.equal(layer.weight, exact)
         layer(x).square().sum().backward()
     assert torch.equal(layer.weight, exact)
@@ -42,19 +43,30 @@ def test_exact_weights_come_back_from_an_error() -> None:
     assert torch.equal(layer.weight, exact)
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa"])
 def test_the_last_fifth_of_a_training_is_spent_on_rounded_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
-    learn = DistilledHead.losses
+    """All that the file will have in 6 bits, on the way there and on the way back."""
+    there, back = list[bool](), list[bool]()
+    kind = learned_class(method).head_type
+    learn = kind.losses
 
-    def losses(head: DistilledHead, lesson: Lesson) -> Losses:
-        seen.append(all(torch.allclose(w, rounded(w, 6), rtol=1e-5, atol=1e-8) for w in head.matrices()))
-        return learn(head, lesson)
+    def as_in_a_file(head: Head) -> bool:
+        weights = [weight for weight in head.parameters() if weight.ndim == 2]
+        return all(torch.allclose(w, rounded(w, 6), rtol=1e-5, atol=1e-8) for w in weights)
 
-    monkeypatch.setattr(DistilledHead, "losses", losses)
-    train(order("draft_model", tmp_path / "out", {"steps": 20, "evaluate": 20}, settings={"layers": 1}), Watch())
-    assert seen == [False] * 16 + [True] * 4
+    def losses(head: Head, lesson: Lesson) -> Losses:
+        there.append(as_in_a_file(head))
+        found = learn(head, lesson)
+        found.total.register_hook(lambda gradient: back.append(as_in_a_file(head)))
+        return found
+
+    monkeypatch.setattr(kind, "losses", losses)
+    settings = {"draft_model": {"layers": 1}, "eagle3": {"unroll": 2, "own_rows": True}, "medusa": {"heads": 2}}
+    asked = order(method, tmp_path / "out", {"steps": 20, "evaluate": 20}, settings=settings[method])
+    train(asked, Watch())
+    assert there == back == [False] * 16 + [True] * 4
 
 
 def _stored_loss(rounded_from: int) -> float:

@@ -178,11 +178,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         drafters = _widened(llm, body, given.drafters, Path(folder))
         run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens)
-        for part in given.parts:
-            getattr(run, part)()
-            if given.json:
-                given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
-        print(f"\n{title}\n\n{table(run.found)}")
+        try:
+            for part in given.parts:
+                getattr(run, part)()
+                if given.json:
+                    given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
+        finally:  # minutes of measuring are not lost to an error
+            print(f"\n{title}\n\n{table(run.found)}")
 
 
 if __name__ == "__main__":

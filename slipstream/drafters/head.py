@@ -151,6 +151,10 @@ class Head(nn.Module, ABC):
         """Its parameters that map states to states."""
         return [weight for name, weight in self.named_parameters() if weight.ndim == 2 and name not in self.tables]
 
+    def stored_matrices(self) -> list[nn.Parameter]:
+        """Its parameters that a file has in few bits."""
+        return [weight for weight in self.parameters() if weight.ndim == 2]
+
     @abstractmethod
     def losses(self, lesson: Lesson) -> Losses:
         """What this head still has to learn from the lesson."""

@@ -1,9 +1,12 @@
 """Weights of a trained drafter as a file has them: matrices as whole numbers of 6 or 8 bits with a scale for each row.
 
-Six bits cost the heads that come with the package nothing (see docs/training.md), and four codes fit into three bytes.
+Six bits cost the heads that come with the package next to nothing (see docs/training.md), and four codes fit into three
+bytes.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -47,11 +50,15 @@ def _coded(weight: torch.Tensor, levels: int, shares: tuple[float, ...]) -> tupl
     a row's largest number: with few codes it may pay to cut off the largest ones.
     """
     largest = weight.abs().amax(1, keepdim=True).clamp_min(1e-12)
-    scales = [largest * share / levels for share in shares]
-    choices = [(weight / scale).round().clamp(-levels, levels) for scale in scales]
-    errors = [(codes * scale - weight).square().sum(1) for codes, scale in zip(choices, scales, strict=True)]
-    rows, best = torch.arange(len(weight), device=weight.device), torch.stack(errors).argmin(0)
-    return torch.stack(choices)[best, rows], torch.stack(scales)[best, rows]
+    codes, scale, least = torch.zeros_like(weight), torch.zeros_like(largest), torch.full_like(largest, math.inf)
+    for share in shares:
+        step = largest * share / levels
+        choice = (weight / step).round_().clamp_(-levels, levels)
+        error = (choice * step).sub_(weight).square_().sum(1, keepdim=True)
+        better = error < least
+        codes = torch.where(better, choice, codes)
+        scale, least = torch.where(better, step, scale), torch.where(better, error, least)
+    return codes, scale
 
 
 def unpacked(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -48,10 +48,10 @@ FORMS = (
 
 
 def mark_weights(drafter: Trained, weights: Tensors, examiner: Examiner) -> Mark:
-    """Examine weights in the middle of a training, as they are."""
+    """Examine weights in the middle of a training, as the smallest file would have them."""
     with tempfile.TemporaryDirectory(prefix="slipstream-train-") as folder:
         place = Path(folder) / drafter.method
-        trained.save(place, replace(drafter, weights=weights))
+        FORMS[0].save(place, replace(drafter, weights=weights))
         return examiner.mark(place)
 
 

@@ -35,6 +35,9 @@ class JointHead(Head):
     def matrices(self) -> list[nn.Parameter]:
         return self.head.matrices()  # the target's updates are of low rank, and go by their own pace
 
+    def stored_matrices(self) -> list[nn.Parameter]:
+        return self.head.stored_matrices()
+
     def losses(self, lesson: Lesson) -> Losses:
         retold, moved = self._retold(lesson)
         losses = self.head.losses(retold)

@@ -34,7 +34,7 @@ def flattened(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(_ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(matrices.dtype)
+    return (x.mT.contiguous() if tall else x).to(matrices.dtype)  # laid out as the weights that they will be added to
 
 
 class Muon(torch.optim.Optimizer):

@@ -174,7 +174,7 @@ class Trainer:
         """One step on a batch; its loss and the accuracies by depth, [1 + depths]."""
         head, lesson = self.head, self._lesson(page)
         last = self._progress() >= _ROUNDED_FROM
-        with as_stored(head.matrices()) if last else nullcontext():
+        with as_stored(head.stored_matrices()) if last else nullcontext():
             with self._types():
                 losses = head.losses(lesson)
             losses.total.backward()
@@ -270,9 +270,14 @@ class Trainer:
 def as_stored(matrices: Sequence[nn.Parameter]) -> Iterator[None]:
     """Compute with matrices as a file has them. What is learnt meanwhile is for the exact ones, which come back."""
     exact = [matrix.data for matrix in matrices]
+    wide: dict[int, list[nn.Parameter]] = {}
     for matrix in matrices:
-        matrix.data = rounded(matrix.data, _BITS)
+        wide.setdefault(matrix.shape[1], []).append(matrix)
     try:
+        for alike in wide.values():  # rows are rounded one by one: those of one width in one go
+            rows = rounded(torch.cat([matrix.data for matrix in alike]), _BITS)
+            for matrix, part in zip(alike, rows.split([len(matrix) for matrix in alike]), strict=True):
+                matrix.data = part
         yield
     finally:
         for matrix, data in zip(matrices, exact, strict=True):
