@@ -23,6 +23,7 @@ from slipstream.models.hf import HFCheckpoint
 from slipstream.train import run as run_module
 from slipstream.train.data import ChatData
 from slipstream.train.drift import drift
+from slipstream.train.finish import SMALLEST
 from slipstream.train.joint import JointSettings, split_settings, train_jointly
 from slipstream.train.joint_head import JointHead
 from slipstream.train.joint_model import TunedModel, updates_of
@@ -107,7 +108,7 @@ def test_the_figures_are_those_of_the_model_on_disk(made: Outcome) -> None:
     assert facts["drift"] == pytest.approx(vars(found), abs=1e-9)
     assert found.kl > 0 and 0 < found.changed < 0.5 and found.positions > 1000
     figures, now = made.drafter.figures, facts["tokens_per_step"]["model"]
-    assert figures["stored"]["float32"] == pytest.approx(now)
+    assert figures["stored"][SMALLEST.name] == pytest.approx(now)
     assert len(figures["accuracies"]) == 5, "the static tree has its facts"
 
 

@@ -47,11 +47,14 @@ FORMS = (
 )
 
 
+SMALLEST = FORMS[0]
+
+
 def mark_weights(drafter: Trained, weights: Tensors, examiner: Examiner) -> Mark:
     """Examine weights in the middle of a training, as the smallest file would have them."""
     with tempfile.TemporaryDirectory(prefix="slipstream-train-") as folder:
         place = Path(folder) / drafter.method
-        FORMS[0].save(place, replace(drafter, weights=weights))
+        SMALLEST.save(place, replace(drafter, weights=weights))
         return examiner.mark(place)
 
 
