@@ -100,6 +100,7 @@ def test_a_checkpoint_says_what_it_is_and_how_it_was_made(done: tuple[Path, Trai
     assert sorted(entry.name for entry in place.iterdir()) == [
         *("drafter.json", "report.html", "report.json", "weights.safetensors")
     ]
+    assert len({entry.stat().st_mode for entry in place.iterdir()}) == 1, "whoever may read one file may read all"
     assert found.target.fingerprint == tiny_llm().model.fingerprint
     assert len(found.vocab) == 80 and found.settings["vocabulary"] == 80
     assert found.provenance["arguments"]["steps"] == 40

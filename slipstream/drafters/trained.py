@@ -162,10 +162,13 @@ def save(place: Path, trained: Trained, *, bits: int | None = None, files: Mappi
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a file of tensors; a disk that does not take it is an OSError, as with any other file."""
+    file.touch()
+    mode = file.stat().st_mode  # what files get here; the library's are nobody's but their owner's
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file, metadata)
     except SafetensorError as error:
         raise OSError(f"{file.name}: {error}") from None
+    file.chmod(mode)
 
 
 def _replace(place: Path, partial: Path) -> None:
