@@ -113,7 +113,7 @@ class Run:
         for spec in ("none", *self.drafters.values(), *self.joined, *UNTAUGHT):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
             # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
-            whole = spec == "suffix" or not self.on_device(spec)
+            whole = spec == "suffix" or self.llm.engine.burst is None
             halves = None if whole else steps.step(self.llm, spec, self.context)
             self.note("answers", found.report(plain).beside(halves, self.weights))
             plain = plain or found

@@ -14,7 +14,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ class Tally:
     answers: int = 0
     tokens: int = 0  # of plain answers, up to the first difference of each
     differences: int = 0  # answers that are not the plain ones
+    ties: NearTies = field(default_factory=NearTies)  # where they part
 
     def add(self, expected: list[list[int]], found: list[list[int]]) -> int:
         """Compare answers; returns how many differ."""
@@ -68,21 +69,19 @@ def other_ways(llm: LLM, drafters: list[str], asked: Asked, length: int) -> Iter
         yield f"{drafter}, alone", answer(llm, drafter, asked[::_ALONE], length).tokens, _ALONE
 
 
-def one_round(
-    llm: LLM, drafters: list[str], asked: Asked, length: int, tally: Tally, enough: int, ties: NearTies
-) -> Answers:
+def one_round(llm: LLM, drafters: list[str], asked: Asked, length: int, tally: Tally, enough: int) -> Answers:
     """Compare until there is enough; returns the plain answers."""
     plain = answer(llm, "none", asked, length)
     prompts = [list(llm._chat_prompt([{"role": "user", "content": text}])) for _, text in asked]
     for way, found, every in other_ways(llm, drafters, asked, length):
         expected = plain.tokens[::every]
         differing = tally.add(expected, found)
-        add_partings(ties, llm, prompts[::every], expected, found)
+        add_partings(tally.ties, llm, prompts[::every], expected, found)
         print(f"  {way}: {differing} of {len(found)} differ ({tally.tokens:,} tokens so far)", flush=True)
         if tally.tokens >= enough:
             break
-    if ties.partings:
-        add_rows(ties, llm, prompts, length)
+    if tally.ties.partings:
+        add_rows(tally.ties, llm, prompts, length)
     return plain
 
 
@@ -104,11 +103,10 @@ def main() -> int:
         name = "exact" if exact else "not exact"
         print(f"{name}: {given.model}, {given.dtype}, {torch.cuda.get_device_name()}", flush=True)
         tally = tallies[exact] = Tally()
-        ties = NearTies()  # those without `exact`, which come last, are told
         number, turn = 0, asked
         while number == 0 or (exact and tally.tokens < given.tokens):
             drafters = given.drafters if exact else given.drafters[:1]
-            plain = one_round(llm, drafters, turn, given.length, tally, given.tokens, ties)
+            plain = one_round(llm, drafters, turn, given.length, tally, given.tokens)
             if number == 0:
                 speeds[exact] = plain.report(None).tok_s
             number += 1
@@ -118,7 +116,7 @@ def main() -> int:
         torch.cuda.empty_cache()
     print(f"exact: {tallies[True]}")
     print(f"not exact: {tallies[False]}")
-    print(f"near-ties: {ties}")
+    print(f"near-ties: {tallies[False].ties}")
     print(
         f"plain decoding: {speeds[True]:.1f} tok/s exact, {speeds[False]:.1f} not, {speeds[True] / speeds[False]:.3f}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Found = Mapping[str, list[dict[str, Any]]]  # part -> rows, as the JSON file has them
@@ -83,7 +83,7 @@ def _halves(row: Cells) -> Cells:
     return {"step ms": step, "draft ms": draft, "verify ms": verify, "rest ms": row.get("rest_ms")}
 
 
-def _plain(rows: Any) -> float | None:
+def _plain(rows: Iterable[Cells]) -> float | None:
     """Tokens a second of plain decoding among these rows."""
     return next((row["tok_s"] for row in rows if row["drafter"] == "none"), None)
 

@@ -12,6 +12,7 @@ import torch
 
 SCALE = "::scale"  # a matrix stored as whole numbers has its rows' scales under its name and this
 SIX = "::six"  # and its codes, where they have 6 bits, under its name and this
+FEWEST = 6  # bits of a matrix's numbers
 _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 _OFFSET = 32  # added to codes of 6 bits, which then have no sign
 

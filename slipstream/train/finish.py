@@ -15,6 +15,7 @@ import torch
 from slipstream import __version__
 from slipstream.drafters import trained
 from slipstream.drafters.registry import drafter_class
+from slipstream.drafters.stored import FEWEST
 from slipstream.drafters.trained import Trained
 from slipstream.train import report
 from slipstream.train.evaluate import Examiner, Mark
@@ -40,7 +41,7 @@ class _Form:
 
 # Smallest first.
 FORMS = (
-    _Form("6 bits", torch.float32, bits=6),
+    _Form(f"{FEWEST} bits", torch.float32, bits=FEWEST),
     _Form("int8", torch.float32, bits=8),
     _Form("bfloat16", torch.bfloat16),
     _Form("float32", torch.float32),

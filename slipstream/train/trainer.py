@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from slipstream.drafters.head import Head, Lesson, Rows
-from slipstream.drafters.stored import rounded
+from slipstream.drafters.stored import FEWEST, rounded
 from slipstream.drafters.trained import write_tensors
 from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, rate
@@ -31,7 +31,7 @@ _SMOOTHED = 10  # steps that one entry of the record's losses stands for
 _MARKS, _MARKS_SHARE = 20, 0.2
 _LAST_MARKS, _LAST_SHARE = 8, 0.3
 # The last part of a training is spent on weights as the smallest file has them: what it rounds off is made up for.
-_ROUNDED_FROM, _BITS = 0.8, 6
+_ROUNDED_FROM = 0.8
 _SOONER = 0.5  # of the first examination's time: a drafter that has learnt something needs fewer steps
 
 
@@ -275,7 +275,7 @@ def as_stored(matrices: Sequence[nn.Parameter]) -> Iterator[None]:
         wide.setdefault(matrix.shape[1], []).append(matrix)
     try:
         for alike in wide.values():  # rows are rounded one by one: those of one width in one go
-            rows = rounded(torch.cat([matrix.data for matrix in alike]), _BITS)
+            rows = rounded(torch.cat([matrix.data for matrix in alike]), FEWEST)
             for matrix, part in zip(alike, rows.split([len(matrix) for matrix in alike]), strict=True):
                 matrix.data = part
         yield
