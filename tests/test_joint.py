@@ -144,6 +144,15 @@ def test_at_the_beginning_the_losses_are_those_of_the_head_alone() -> None:
     assert torch.equal(together.accuracy, alone.accuracy)
 
 
+def test_only_the_head_is_rounded_in_the_end() -> None:
+    """Its file has few bits; the target's updates are merged into a model that has all of them."""
+    head, _ = new_head(tiny_llm(), "medusa", torch.arange(97))
+    joint = JointHead(head, TunedModel(HFCheckpoint(target()), torch.float32, "cpu", rank=2), weight=0.5)
+    rounded, own = ({id(w) for w in part} for part in (joint.stored_matrices(), head.parameters()))
+    assert rounded == {id(w) for w in head.stored_matrices()} <= own
+    assert any(w.ndim == 2 and id(w) not in rounded for w in joint.parameters()), "the updates"
+
+
 def test_the_original_holds_the_target_back() -> None:
     """Where the head's losses count nothing, an update that was made by force is learnt away."""
     llm, vocab = tiny_llm(), torch.arange(97)
