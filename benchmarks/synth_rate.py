@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -45,8 +45,8 @@ class Watch:
         self._collect = burst.collect
         burst.collect = self._watched  # type: ignore[method-assign]
 
-    def _watched(self, launched: Launched) -> tuple[list[int], float]:
-        counts, device_ms = self._collect(launched)
+    def _watched(self, launched: Launched, meanwhile: Callable[[], None]) -> tuple[list[int], float]:
+        counts, device_ms = self._collect(launched, meanwhile)
         self.tokens += sum(counts)
         self.seconds += time.perf_counter() - launched.began
         self.device_seconds += device_ms / 1000

@@ -48,11 +48,13 @@ def over_tiles(
     return BlockAttention(row_segments(tiles), heads, kv_heads, size, device, softcap)
 
 
-def burst_on_cpu(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
-    """Let an LLM decode in bursts."""
+def burst_on_cpu(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = True) -> LLM:
+    """Let an LLM decode in bursts. Without `ahead` none begins before the last one is done with."""
     monkeypatch.setattr(attention, "over_tiles", over_tiles)
     monkeypatch.setattr(Decoder, "captures", True)
     engine = llm.engine
     engine.burst = make_burst(llm.model, llm.cache, engine.drafter, engine.verifier)
     assert engine.burst is not None
+    if not ahead:
+        monkeypatch.setattr(engine.burst, "go_ahead", lambda launched: None)
     return llm

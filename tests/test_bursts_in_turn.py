@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {"depth": 3, "nodes": 7, "branch": 3}  # for long texts
 
 def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], int, int]:
     """What five sequences in six lanes say; how often lanes were laid out for it, and in how many bursts."""
-    llm = burst_on_cpu(drafting_llm(name, SMALL), monkeypatch)
+    llm = burst_on_cpu(drafting_llm(name, SMALL), monkeypatch, ahead=False)
     burst = llm.engine.burst
     assert burst is not None
     fill, settle, laid, bursts = Lanes.fill, burst.settle, 0, 0
@@ -85,14 +85,14 @@ def test_it_makes_no_difference_who_comes_goes_and_is_set_aside(
 ) -> None:
     """Going on from where the last burst stood says what laying everything out anew says."""
     said = []
-    for go_on in (True, False):
+    for go_on, ahead in ((True, True), (True, False), (False, False)):
         engine = {"eos": 5, "cache_tokens": 8 * PAGE_SIZE}
         llm = tiny_llm(context=300, characters=True, **engine)
         if name != "none":
             llm = drafting_llm(name, SMALL, **engine) if "+" in name else llm
         if "+" not in name:
             llm.use(None if name == "none" else name)
-        burst = burst_on_cpu(llm, monkeypatch).engine.burst
+        burst = burst_on_cpu(llm, monkeypatch, ahead=ahead).engine.burst
         assert burst is not None
         settle = burst.settle
 
@@ -107,7 +107,7 @@ def test_it_makes_no_difference_who_comes_goes_and_is_set_aside(
         )
         assert llm.engine.draft_faults == 0
         assert llm.cache.available == llm.cache.capacity
-    assert said[0] == said[1]
+    assert said[0] == said[1] == said[2]
 
 
 def test_no_round_is_run_in_vain_where_the_length_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_drafter_knows_its_text_up_to_the_root_of_the_last_round(monkeypatch: 
     """Its rows behind that root lie where the nodes of a tree do, not where the text goes on."""
     llm = tiny_llm(context=300, characters=True)
     llm.use(tiny_draft({"method": "draft_model", "model": "tiny:0", "depth": 3}))  # the target itself: always right
-    burst = burst_on_cpu(llm, monkeypatch).engine.burst
+    burst = burst_on_cpu(llm, monkeypatch, ahead=False).engine.burst
     assert burst is not None
     settle, unknown = burst.settle, list[int]()
 
@@ -168,8 +168,9 @@ def test_an_interrupt_while_the_last_round_runs_leaves_nothing_behind(monkeypatc
     assert burst is not None
     collect = burst.collect
 
-    def interrupted(launched: Launched) -> Any:
-        given = collect(launched)
+    def interrupted(*args: Any) -> Any:
+        launched: Launched = args[0]
+        given = collect(*args)
         if any(s.finished for s in launched.sequences):
             raise KeyboardInterrupt
         return given
@@ -192,7 +193,7 @@ def test_a_round_that_was_begun_behind_an_end_is_not_waited_for(monkeypatch: pyt
     assert burst is not None
     collect, waited = burst.collect, list[tuple[int, int]]()
 
-    def watched(launched: Launched) -> Any:
+    def watched(launched: Launched, meanwhile: Any) -> Any:
         read = launched.collected.read
 
         def noted(first: int, stop: int) -> Any:
@@ -200,7 +201,7 @@ def test_a_round_that_was_begun_behind_an_end_is_not_waited_for(monkeypatch: pyt
             return read(first, stop)
 
         monkeypatch.setattr(launched.collected, "read", noted)
-        return collect(launched)
+        return collect(launched, meanwhile)
 
     monkeypatch.setattr(burst, "collect", watched)
     output = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=[stop]))[0]

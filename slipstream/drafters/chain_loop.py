@@ -62,6 +62,7 @@ class ChainDraft(DeviceDraft):
     """Chains of one length."""
 
     scratch = 0
+    steady = False
 
     def __init__(self, drafter: SuffixDrafter, length: int, lanes: int) -> None:
         self._drafter = drafter

@@ -40,6 +40,7 @@ class DeviceDraft(ABC):
     nodes: int  # of a tree, the root not counted
     depth: int  # levels of a tree
     scratch: int  # rows behind a root that drafting may write
+    steady: bool = True  # one burst may follow another without `prepare`, `expects` and `rounds` being asked
 
     @abstractmethod
     def prepare(self, sequences: Seq[Sequence]) -> bool:

@@ -3,7 +3,8 @@
 A round drafts, runs the target over all trees, follows the paths that it chose and moves on, all in tensors: on a GPU
 as replays of captured graphs. Plain decoding is the round whose trees are bare roots. The host lays out beforehand what
 it knows (pages, noise, temperatures), looks for ends one round late, while the next one runs, and gives each sequence
-its tokens up to the one that ends it. What was computed behind an end is dropped.
+its tokens up to the one that ends it. What was computed behind an end is dropped. Where a burst is over and nobody's
+answer is, the first round of the next one begins before the host gives out what the last one gave: a round ahead.
 
 Rounds choose what single steps choose. A batch is filled up to one of a few sizes with idle lanes, which work on a page
 that nobody reads.
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -58,9 +60,9 @@ class Size:
     loop: DeviceLoop | None
     rounds: int  # of a burst at most
     tiles: LaneTiles
-    told: torch.Tensor  # int64 [rounds, lanes, 2 + depth + 1]: accepted, deepest, taken
+    told: torch.Tensor  # int64 [2 * rounds, lanes, 2 + depth + 1]: accepted, deepest, taken; bursts take turns
     heard: torch.Tensor  # the same for the host
-    number: torch.Tensor  # int64 [1]: of the next round
+    number: torch.Tensor  # int64 [1]: the line of the next round
 
     def known(self, sequence: Sequence) -> int:
         """How many tokens of a sequence the drafter need not be told."""
@@ -84,13 +86,13 @@ class Launched:
     sequences: list[Sequence]
     starts: list[int]  # where the roots of the first round were
     collected: _Collected
-    rounds: int
+    most: int  # rounds that there is room for
     began: float
+    rounds: int = 0
 
-    @property
-    def root_slots(self) -> list[int]:
-        """Where the roots of the last round were."""
-        behind = self.collected.taken(self.rounds - 1)
+    def root_slots(self, rounds: int) -> list[int]:
+        """Where the roots are behind so many rounds, which are over."""
+        behind = self.collected.taken(rounds)
         return [start + count for start, count in zip(self.starts, behind, strict=True)]
 
 
@@ -103,6 +105,7 @@ class Burst:
         self._drafter = drafter
         self._sizes: dict[tuple[int, bool], Size] = {}  # by lanes, and whether there are trees
         self._last: tuple[Size, list[Stand]] | None = None  # what the last burst used, and what it left behind
+        self.ahead: Launched | None = None  # a burst of which one round has begun
         self.graphs = Graphs(model.device)
 
     # -- what the host does before ------------------------------------------------------------------------------------
@@ -131,14 +134,19 @@ class Burst:
         """
         size = self._size(sequences)
         most = size.rounds if size.draft is None else size.draft.rounds(sequences, size.rounds)
-        rounds = min(most, max(s.remaining for s in sequences))
+        most = min(most, max(s.remaining for s in sequences))
+        rounds = self._reserve(size, sequences, [s.cached for s in sequences], most)
+        return rounds if rounds and (size.draft is None or size.draft.prepare(sequences)) else 0
+
+    def _reserve(self, size: Size, sequences: list[Sequence], starts: list[int], rounds: int) -> int:
+        """Reserve slots for rounds whose first roots are at `starts`; returns for how many there is room."""
         while rounds:
-            rows = [s.cached + rounds * (1 + size.lanes.depth) + _scratch(size.draft) for s in sequences]
+            rows = [start + rounds * (1 + size.lanes.depth) + _scratch(size.draft) for start in starts]
             pages = (-(-n // PAGE_SIZE) - len(s.table.pages) for n, s in zip(rows, sequences, strict=True))
             if sum(max(0, missing) for missing in pages) <= self._cache.available:
                 for sequence, count in zip(sequences, rows, strict=True):
                     self._cache.reserve(sequence.table, count)
-                return rounds if size.draft is None or size.draft.prepare(sequences) else 0
+                return rounds
             rounds //= 2
         return 0
 
@@ -148,48 +156,78 @@ class Burst:
         """Run rounds on the device, until they are over or too many answers are; nothing has been given out yet."""
         began = time.perf_counter()
         size = self.filled(sequences)
-        sampled = not all(s.params.greedy for s in sequences)
-        starts, collected = [s.cached for s in sequences], _Collected(size, sequences)
-        for number in range(rounds):
+        collected = _Collected(size, sequences, [s.remaining for s in sequences])
+        return self._run(Launched(size, sequences, [s.cached for s in sequences], collected, rounds, began), rounds)
+
+    def _run(self, launched: Launched, rounds: int) -> Launched:
+        """Run on, up to so many rounds in all."""
+        size, collected, number = launched.size, launched.collected, launched.rounds
+        sampled = not all(s.params.greedy for s in launched.sequences)
+        while number < rounds and not collected.over(number):
             self.draft(size, sampled)
             self.verify(size, sampled)
             collected.send(number)
-            # The round before this one is over by now, or soon; this one keeps the device busy meanwhile. Where it may
-            # be the last for many, it is waited for itself: the next would be in vain.
-            if collected.ended(number - 1) or (collected.may_end() and collected.ended(number)):
-                rounds = number + 1
-                break
-        return Launched(size, sequences, starts, collected, rounds, began)
+            number += 1
+        return replace(launched, rounds=number)
 
-    def collect(self, launched: Launched) -> tuple[list[int], float]:
+    def go_ahead(self, launched: Launched) -> None:
+        """Begin with the next burst for the same sequences, if all of them go on behind this one.
+
+        What this one gave last has not been given out. So nobody may be asked what would be good to do next, and a
+        drafter is not told where the sequences stand until they stop.
+        """
+        size, sequences, collected = launched.size, launched.sequences, launched.collected
+        steady = self._drafter.blind if size.draft is None else size.draft.steady
+        if not steady or collected.any_ended(launched.rounds - 1):
+            return
+        starts = launched.root_slots(launched.rounds)
+        rounds = self._reserve(size, sequences, starts, min(size.rounds, max(collected.left)))
+        if rounds:
+            size.lanes.turn_to(sequences, self._cache.idle_page)
+            next_one = _Collected(size, sequences, collected.left, after=collected)
+            begun = Launched(size, sequences, starts, next_one, rounds, time.perf_counter())
+            self.ahead = self._run(begun, 1)
+
+    def go_on(self, launched: Launched) -> Launched:
+        """Run on with a burst of which a round has begun."""
+        return self._run(replace(launched, began=time.perf_counter()), launched.most)
+
+    def collect(self, launched: Launched, meanwhile: Callable[[], None]) -> tuple[list[int], float]:
         """Give each sequence its tokens, all or up to its end, and commit their K/V.
 
-        What all rounds but the last gave is given out while that one runs. Returns how many tokens each sequence took,
-        and the milliseconds until the device was done with them.
+        What all rounds but the last gave is given out while that one runs. `meanwhile` is called when it is over, and
+        what it gave has not been given out. Returns how many tokens each sequence took, and the milliseconds until the
+        device was done with them.
         """
         size, sequences = launched.size, launched.sequences
         counts, last = [0] * len(sequences), launched.rounds - 1
+        device_ms = 0.0
         for first, stop in ((0, last), (last, last + 1)):
             # A round that was begun before the end was seen is not waited for if it can give nothing more.
             if first == stop or all(s.finished for s in sequences):
                 continue
             told = launched.collected.read(first, stop)
             device_ms = 1000 * (time.perf_counter() - launched.began)
+            if stop > last:
+                meanwhile()
             for lane, sequence in enumerate(sequences):
                 if not sequence.finished:
                     given = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
                     counts[lane] += emit_rounds(sequence, given, self._drafter.name)
         for sequence, start, count in zip(sequences, launched.starts, counts, strict=True):
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
-            self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
+            if count:  # or it was cancelled, and its pages are gone
+                self._cache.commit(sequence.table, TARGET, start, range(start, start + count))
         return counts, device_ms
 
     def settle(self, launched: Launched, guard: Callable[[Sequence, Callable[[], None]], object]) -> None:
         """Let the drafter know where the sequences stand; what it does for each is done under `guard`."""
         size, sequences, loop = launched.size, launched.sequences, launched.size.loop
         if loop is not None:
-            for lane, (sequence, root_slot) in enumerate(zip(sequences, launched.root_slots, strict=True)):
-                guard(sequence, partial(loop.settle, sequence, lane, root_slot))
+            roots = launched.root_slots(launched.rounds - 1)  # of the last round
+            for lane, (sequence, root_slot) in enumerate(zip(sequences, roots, strict=True)):
+                if sequence.table.pages:
+                    guard(sequence, partial(loop.settle, sequence, lane, root_slot))
         if not any(s.finished for s in sequences):
             self._last = size, _standing(size, sequences)
 
@@ -204,7 +242,6 @@ class Burst:
             size.lanes.fill(sequences, [size.known(s) for s in sequences], self._cache.idle_page)
             if size.loop is not None:
                 size.loop.fill(sequences)
-        size.number.zero_()
         return size
 
     def _size(self, sequences: list[Sequence]) -> Size:
@@ -226,7 +263,7 @@ class Burst:
         spare = rounds * (1 + depth) + _scratch(draft)
         lanes = Lanes(count, nodes, depth, config.context, spare, device)
         tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)
-        told = torch.zeros(rounds, count, 3 + depth, dtype=torch.int64, device=device)
+        told = torch.zeros(2 * rounds, count, 3 + depth, dtype=torch.int64, device=device)
         heard = torch.empty(told.shape, dtype=told.dtype, pin_memory=True) if told.is_cuda else told
         loop = None if draft is None else draft.loop(lanes)
         number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -279,16 +316,21 @@ def _scratch(draft: DeviceDraft | None) -> int:
 class _Collected:
     """What rounds gave, on its way to the host: sent behind each round, read when the next one is under way."""
 
-    def __init__(self, size: Size, sequences: list[Sequence]) -> None:
-        self._told = size.told
-        self._heard = size.heard
+    half: int  # of the lines: where it begins
+
+    def __init__(self, size: Size, sequences: list[Sequence], left: Seq[int], after: _Collected | None = None) -> None:
+        """`left`: tokens that each may still get. `after`: what the rounds before gave, if that is still read."""
+        half = self.half = size.rounds if after is not None and after.half == 0 else 0
+        size.number.fill_(half)
+        self._told = size.told[half : half + size.rounds]
+        self._heard = size.heard[half : half + size.rounds]
         self._most = 1 + size.lanes.depth  # tokens of a round
         self._lanes = len(sequences)
         self._events: list[torch.cuda.Event] = []
         ends = set().union(*(s.end_ids.union(s.params.stop_token_ids or ()) for s in sequences))
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._seen = 0  # rounds in which ends have been looked for
-        self._left = np.array([s.remaining for s in sequences])
+        self._left = np.array(left)
         self._over = np.zeros(self._lanes, dtype=np.bool_)
 
     def send(self, number: int) -> None:
@@ -298,12 +340,36 @@ class _Collected:
             self._events.append(torch.cuda.Event())
             self._events[-1].record()
 
-    def may_end(self) -> bool:
+    @property
+    def left(self) -> list[int]:
+        """Tokens that each sequence may still get behind the rounds in which ends have been looked for."""
+        left: list[int] = self._left.tolist()
+        return left
+
+    def over(self, number: int) -> bool:
+        """Whether round `number` would be one too many.
+
+        The round before the last one is over by now, or soon; the last one keeps the device busy meanwhile. Where that
+        may be the last for many, it is waited for itself: the next would be in vain.
+        """
+        return self._ended(number - 2) or (self._may_end() and self._ended(number - 1))
+
+    def any_ended(self, number: int) -> bool:
+        """Whether any answer has ended after round `number` and all before it."""
+        self._look(number)
+        return bool(self._over.any())
+
+    def _may_end(self) -> bool:
         """Whether one more round than have been seen may end as many answers as stop a burst, by their lengths."""
         return self._many(self._over | (self._left <= self._most))
 
-    def ended(self, number: int) -> bool:
+    def _ended(self, number: int) -> bool:
         """Whether so many answers have ended, after round `number` and all before it, that the burst stops."""
+        self._look(number)
+        return self._many(self._over)
+
+    def _look(self, number: int) -> None:
+        """Look for ends in all rounds up to this one."""
         while self._seen <= number:
             lines = self.read(self._seen, self._seen + 1)[0]
             tokens, counts = lines[:, 2:], lines[:, 0] + 1
@@ -311,7 +377,6 @@ class _Collected:
             self._left -= counts
             self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
             self._seen += 1
-        return self._many(self._over)
 
     def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
         return _ENDED * int(lanes.sum()) >= self._lanes

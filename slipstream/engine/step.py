@@ -15,7 +15,7 @@ from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.choices import choose_trees
 from slipstream.drafters import Outcome, Wish
 from slipstream.drafters.registry import AnyDrafter
-from slipstream.engine.burst import Burst, make_burst
+from slipstream.engine.burst import Burst, Launched, make_burst
 from slipstream.engine.endings import emit
 from slipstream.engine.scheduler import Scheduler, Work
 from slipstream.models.model import Model, PassOutput
@@ -88,32 +88,58 @@ class Engine:
     def _run_burst(self, burst: Burst, work: list[Work]) -> list[Progress]:
         """Several rounds at once for those that decode, if nothing stands against it."""
         began = time.perf_counter()
-        sequences = burst.ready(work)
-        roots = [TokenTree(sequence.tokens[-1]) for sequence in sequences]
+        ready = burst.ready(work)
+        alone = len(work) == len(ready) and not self.scheduler.waiting
         try:
-            rounds = burst.reserve(sequences) if sequences else 0
-            if not rounds:
-                return []
-            launched = burst.launch(sequences, rounds)
+            launched = self._launched(burst, ready, alone)
         except Exception as error:
-            if self.drafter.blind:
-                raise
-            # Nothing has been given out, and a draft may fail: single steps go on from here.
-            log.warning("drafter %r failed on the device and goes on by the host: %s", self.drafter.name, error)
-            self.burst = None
-            self.draft_faults += 1
+            self._give_up(error)  # nothing has been given out: single steps go on from here
             return []
-        counts, device_ms = burst.collect(launched)
-        burst.settle(launched, self._guarded)
-        progress = [Progress(*item) for item in zip(sequences, roots, counts, strict=True)]
+        if launched is None:
+            return []
+        sequences = [sequence for sequence in launched.sequences if not sequence.finished]  # the others were cancelled
+        roots = {sequence: TokenTree(sequence.tokens[-1]) for sequence in sequences}
+
+        def go_ahead() -> None:
+            try:
+                burst.go_ahead(launched)
+            except Exception as error:
+                self._give_up(error)
+
+        goes_on = alone and launched.sequences == ready
+        counts, device_ms = burst.collect(launched, go_ahead if goes_on else lambda: None)
+        if burst.ahead is None:
+            burst.settle(launched, self._guarded)
+        given = dict(zip(launched.sequences, counts, strict=True))
+        progress = [Progress(sequence, roots[sequence], given[sequence]) for sequence in sequences]
         for sequence in sequences:
             self.cache.share(sequence.table, TARGET, sequence.tokens)
-            self._finish(sequence)
+            if burst.ahead is None:  # or its pages are being written
+                self._finish(sequence)
         other_ms = 1000 * (time.perf_counter() - began) - device_ms
         for sequence in sequences:
             sequence.stats.verify_ms += device_ms / len(sequences)
             sequence.stats.other_ms += other_ms / len(sequences)
         return progress
+
+    @staticmethod
+    def _launched(burst: Burst, ready: list[Sequence], alone: bool) -> Launched | None:
+        """Rounds for those that are ready; or for those of a burst that has begun: the rest of it if they are all there
+        is and go on, and otherwise the one round.
+        """
+        ahead, burst.ahead = burst.ahead, None
+        if ahead is not None:
+            return burst.go_on(ahead) if alone and ahead.sequences == ready else ahead
+        rounds = burst.reserve(ready) if ready else 0
+        return burst.launch(ready, rounds) if rounds else None
+
+    def _give_up(self, error: Exception) -> None:
+        """A burst failed. A draft may; the target may not."""
+        if self.drafter.blind:
+            raise error
+        log.warning("drafter %r failed on the device and goes on by the host: %s", self.drafter.name, error)
+        self.burst = None
+        self.draft_faults += 1
 
     def launch(self, work: list[Work], began: float) -> _Launched | None:
         """Plan, draft, and run the pass."""
