@@ -27,13 +27,15 @@ _COUNTED = 4096  # chats whose tokens are counted at one time
 class Page:
     """The texts of a batch, filled up on the right with token 0."""
 
+    indices: Indices  # [batch], of the texts in their data set
     tokens: torch.Tensor  # [batch, length]
     prompt_lens: torch.Tensor  # [batch]
     lengths: torch.Tensor  # [batch]
 
     def to(self, device: str) -> Page:
         """The same on a device."""
-        return Page(*(part.to(device, non_blocking=True) for part in (self.tokens, self.prompt_lens, self.lengths)))
+        parts = (part.to(device, non_blocking=True) for part in (self.tokens, self.prompt_lens, self.lengths))
+        return Page(self.indices, *parts)
 
 
 class Texts:
@@ -64,6 +66,12 @@ class Texts:
         self.held_out: Indices = order[:count]
         self.training: Indices = np.sort(order[count:])
 
+    @property
+    def answer_lengths(self) -> Indices:
+        """[texts]: tokens of each answer before the cut."""
+        lengths: Indices = (self._lengths - self._prompts).clip(min=0)
+        return lengths
+
     def prompt(self, index: int) -> list[int]:
         """The prompt of a chat."""
         chat = self._data[int(index)]
@@ -76,7 +84,7 @@ class Texts:
         tokens = torch.zeros(len(indices), self._whole(int(lengths.max())), dtype=torch.int64)
         for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
             tokens[row, :length] = torch.from_numpy(self._data[int(index)].tokens[:length])
-        return Page(tokens, torch.from_numpy(self._prompts[indices]), torch.from_numpy(lengths))
+        return Page(indices, tokens, torch.from_numpy(self._prompts[indices]), torch.from_numpy(lengths))
 
     def batches(self, seed: int, epoch: int, budget: int) -> list[Indices]:
         """The batches of an epoch: each of the texts once, of `budget` tokens at most when filled up (or one text).

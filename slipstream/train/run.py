@@ -27,6 +27,7 @@ from slipstream.train.data import ChatData
 from slipstream.train.evaluate import Examiner, Mark
 from slipstream.train.finish import finish, mark_weights, provenance
 from slipstream.train.lessons import Texts
+from slipstream.train.remembered import remembered
 from slipstream.train.state import Record, Tensors
 from slipstream.train.teacher import Teacher
 from slipstream.train.trainer import Trainer, Watch
@@ -222,7 +223,8 @@ class Training:
         drafter = self._drafter(head)
         during, after = self._examiners(texts, self._llm)
         mark = self._marking(drafter, texts, during)
-        trainer = Trainer(head, self._teacher, texts, self._course, mark, self._out, self._watch)
+        kept = remembered(head, texts)
+        trainer = Trainer(head, self._teacher, texts, self._course, mark, self._out, self._watch, kept)
         self._introduce(head, texts)
         if former is not None:
             trainer.restore(former)

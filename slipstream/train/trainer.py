@@ -21,6 +21,7 @@ from slipstream.train.course import Course, rate
 from slipstream.train.evaluate import Mark
 from slipstream.train.lessons import Page, Texts
 from slipstream.train.optimiser import Optimiser
+from slipstream.train.remembered import Remembered
 from slipstream.train.state import Record, State, Tensors
 from slipstream.train.teacher import Teacher, own_words
 
@@ -55,6 +56,7 @@ class Trainer:
         mark: Callable[[Tensors], Mark],
         folder: Path,
         watch: Watch,
+        remembered: Remembered | None = None,
     ) -> None:
         self.head = head
         self.record = Record()
@@ -66,6 +68,7 @@ class Trainer:
         self._mark = mark
         self._folder = folder
         self._watch = watch
+        self._remembered = remembered
         self._optimiser = Optimiser(head, course.rate, fused=self.device.startswith("cuda"))
         self._batches: tuple[int, list[Any]] = (-1, [])
         self._reading: _Reading | None = None
@@ -186,7 +189,11 @@ class Trainer:
         head, here = self.head, page.to(self.device)
         learn = own_words(page.tokens, page.prompt_lens, page.lengths)
         rows = Rows.of(learn.flatten().nonzero()[:, 0]).to(self.device)  # found on the host, which waits for nobody
-        return self._teacher.lesson(here.tokens, here.prompt_lens, head.frame.vocab, head.taps, here.lengths, rows)
+
+        def ask() -> Lesson:
+            return self._teacher.lesson(here.tokens, here.prompt_lens, head.frame.vocab, head.taps, here.lengths, rows)
+
+        return ask() if self._remembered is None else self._remembered.lesson(here, rows, ask)
 
     def _next_page(self) -> Page:
         """The next batch; where an epoch ends, another begins."""
