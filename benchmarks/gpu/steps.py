@@ -84,7 +84,6 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
         try:
             yield Standing(burst, size.lanes.nodes, before, draft, lambda: burst.verify(size, False), back)
         finally:
-            del burst.go_ahead
             for sequence in sequences:
                 llm.engine.cancel(sequence)
 

@@ -156,6 +156,7 @@ class Burst:
         """Run rounds on the device, until they are over or too many answers are; nothing has been given out yet."""
         began = time.perf_counter()
         size = self.filled(sequences)
+        size.number.zero_()
         collected = _Collected(size, sequences, [s.remaining for s in sequences])
         return self._run(Launched(size, sequences, [s.cached for s in sequences], collected, rounds, began), rounds)
 
@@ -185,12 +186,17 @@ class Burst:
         if rounds:
             size.lanes.turn_to(sequences, self._cache.idle_page)
             next_one = _Collected(size, sequences, collected.left, after=collected)
+            size.number.fill_(next_one.first_line)
             begun = Launched(size, sequences, starts, next_one, rounds, time.perf_counter())
             self.ahead = self._run(begun, 1)
 
-    def go_on(self, launched: Launched) -> Launched:
-        """Run on with a burst of which a round has begun."""
-        return self._run(replace(launched, began=time.perf_counter()), launched.most)
+    def go_on(self, launched: Launched, rounds: int) -> Launched:
+        """Run on with a burst of which a round has begun, up to so many in all."""
+        return self._run(replace(launched, began=time.perf_counter()), rounds)
+
+    def forget(self) -> None:
+        """Whatever has begun ahead is in vain, and lanes may stand anywhere: the next burst lays out all of them."""
+        self.ahead = self._last = None
 
     def collect(self, launched: Launched, meanwhile: Callable[[], None]) -> tuple[list[int], float]:
         """Give each sequence its tokens, all or up to its end, and commit their K/V.
@@ -316,14 +322,13 @@ def _scratch(draft: DeviceDraft | None) -> int:
 class _Collected:
     """What rounds gave, on its way to the host: sent behind each round, read when the next one is under way."""
 
-    half: int  # of the lines: where it begins
+    first_line: int
 
     def __init__(self, size: Size, sequences: list[Sequence], left: Seq[int], after: _Collected | None = None) -> None:
         """`left`: tokens that each may still get. `after`: what the rounds before gave, if that is still read."""
-        half = self.half = size.rounds if after is not None and after.half == 0 else 0
-        size.number.fill_(half)
-        self._told = size.told[half : half + size.rounds]
-        self._heard = size.heard[half : half + size.rounds]
+        first = self.first_line = size.rounds if after is not None and after.first_line == 0 else 0
+        self._told = size.told[first : first + size.rounds]
+        self._heard = size.heard[first : first + size.rounds]
         self._most = 1 + size.lanes.depth  # tokens of a round
         self._lanes = len(sequences)
         self._events: list[torch.cuda.Event] = []

@@ -91,25 +91,40 @@ class Engine:
         ready = burst.ready(work)
         alone = len(work) == len(ready) and not self.scheduler.waiting
         try:
-            launched = self._launched(burst, ready, alone)
+            launched = self._new_or_begun(burst, ready, alone)
         except Exception as error:
-            self._give_up(error)  # nothing has been given out: single steps go on from here
+            if self.drafter.blind:
+                raise
+            # Nothing of it has been given out, and a draft may fail: single steps go on from here.
+            log.warning("drafter %r failed on the device and goes on by the host: %s", self.drafter.name, error)
+            self.burst = None
+            self.draft_faults += 1
             return []
         if launched is None:
             return []
         sequences = [sequence for sequence in launched.sequences if not sequence.finished]  # the others were cancelled
         roots = {sequence: TokenTree(sequence.tokens[-1]) for sequence in sequences}
 
+        failed = False
+
         def go_ahead() -> None:
+            nonlocal failed
             try:
                 burst.go_ahead(launched)
-            except Exception as error:
-                self._give_up(error)
+            except Exception as error:  # this step has tokens to give out; the next one tries again, and may fail
+                log.warning("a round ahead failed: %s", error)
+                failed = True
 
         goes_on = alone and launched.sequences == ready
-        counts, device_ms = burst.collect(launched, go_ahead if goes_on else lambda: None)
+        try:
+            counts, device_ms = burst.collect(launched, go_ahead if goes_on else lambda: None)
+        except BaseException:
+            burst.forget()  # what has begun builds on tokens that were not given out
+            raise
         if burst.ahead is None:
             burst.settle(launched, self._guarded)
+        if failed:
+            burst.forget()
         given = dict(zip(launched.sequences, counts, strict=True))
         progress = [Progress(sequence, roots[sequence], given[sequence]) for sequence in sequences]
         for sequence in sequences:
@@ -123,23 +138,15 @@ class Engine:
         return progress
 
     @staticmethod
-    def _launched(burst: Burst, ready: list[Sequence], alone: bool) -> Launched | None:
+    def _new_or_begun(burst: Burst, ready: list[Sequence], alone: bool) -> Launched | None:
         """Rounds for those that are ready; or for those of a burst that has begun: the rest of it if they are all there
         is and go on, and otherwise the one round.
         """
         ahead, burst.ahead = burst.ahead, None
         if ahead is not None:
-            return burst.go_on(ahead) if alone and ahead.sequences == ready else ahead
+            return burst.go_on(ahead, ahead.most if alone and ahead.sequences == ready else 1)
         rounds = burst.reserve(ready) if ready else 0
         return burst.launch(ready, rounds) if rounds else None
-
-    def _give_up(self, error: Exception) -> None:
-        """A burst failed. A draft may; the target may not."""
-        if self.drafter.blind:
-            raise error
-        log.warning("drafter %r failed on the device and goes on by the host: %s", self.drafter.name, error)
-        self.burst = None
-        self.draft_faults += 1
 
     def launch(self, work: list[Work], began: float) -> _Launched | None:
         """Plan, draft, and run the pass."""
