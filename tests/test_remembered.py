@@ -133,16 +133,24 @@ def test_as_many_are_kept_as_fit(rows: int, tokens: int, room: int, kept: int) -
     assert fitting(rows, tokens, torch.bfloat16.itemsize, room) == kept
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
-def test_there_is_a_memory_on_a_gpu_for_heads_that_read_no_hidden_states(
-    method: str, texts: Texts, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "settings", "kept"),
+    [
+        ("draft_model", {}, True),
+        ("draft_model", {"loss": "variation"}, True),
+        ("draft_model", {"loss": "reverse"}, False),  # it asks how unlikely the other tokens are
+        ("eagle3", {}, False),  # it reads hidden states
+    ],
+)
+def test_there_is_a_memory_on_a_gpu_where_a_few_tokens_of_a_row_will_do(
+    method: str, settings: dict[str, Any], kept: bool, texts: Texts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head, _ = new_head(tiny_llm(), method, VOCAB)
+    head, _ = new_head(tiny_llm(), method, VOCAB, **settings)
     assert remembered(head, texts) is None, "on a CPU a training that was interrupted must end the same"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     frame = SimpleNamespace(vocab=_Elsewhere(VOCAB), rows=head.frame.rows)
-    found = remembered(SimpleNamespace(taps=head.taps, frame=frame), texts)  # type: ignore[arg-type]
-    assert (found is not None) == (method == "draft_model")
+    found = remembered(SimpleNamespace(few_will_do=head.few_will_do, frame=frame), texts)  # type: ignore[arg-type]
+    assert (found is not None) == kept
 
 
 class _Elsewhere(torch.Tensor):

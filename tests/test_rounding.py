@@ -18,7 +18,7 @@ from tests.chats import order
 @pytest.mark.parametrize("columns", [48, 30])
 def test_a_rounded_matrix_is_what_comes_back_from_a_file(columns: int) -> None:
     weight = torch.randn(20, columns, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rounded(weight, 6), unpacked(packed({"a": weight}, 6))["a"])
+    assert torch.equal(rounded([weight])[0], unpacked(packed({"a": weight}, 6))["a"])
 
 
 def test_gradients_are_those_at_the_rounded_weights_and_move_the_exact_ones() -> None:
@@ -27,11 +27,11 @@ def test_gradients_are_those_at_the_rounded_weights_and_move_the_exact_ones() ->
     others = [nn.Parameter(torch.randn(rows, columns)) for rows, columns in ((3, 8), (3, 5), (2, 8))]
     exact = layer.weight.detach().clone()
     with as_stored([others[0], layer.weight, *others[1:]]):
-        assert all(torch.allclose(other, rounded(other, 6), rtol=1e-5) for other in others)
-        assert torch.equal(layer.weight, rounded(exact, 6)) and not torch.equal(layer.weight, exact)
+        assert all(torch.allclose(other, rounded([other])[0], rtol=1e-5) for other in others)
+        assert torch.equal(layer.weight, rounded([exact])[0]) and not torch.equal(layer.weight, exact)
         layer(x).square().sum().backward()
     assert torch.equal(layer.weight, exact)
-    wanted = 2 * (x @ rounded(exact, 6).T).T @ x
+    wanted = 2 * (x @ rounded([exact])[0].T).T @ x
     assert layer.weight.grad is not None and torch.allclose(layer.weight.grad, wanted, rtol=1e-4)
 
 
@@ -41,6 +41,17 @@ def test_exact_weights_come_back_from_an_error() -> None:
     with pytest.raises(ZeroDivisionError), as_stored([layer.weight]):
         _ = 1 / 0
     assert torch.equal(layer.weight, exact)
+
+
+def test_matrices_are_rounded_together_as_each_alone() -> None:
+    """One of them has numbers much larger than the rest, and eight bits."""
+    torch.manual_seed(0)
+    spread, spiked = torch.randn(20, 48), 0.01 * torch.randn(48, 48) + torch.eye(48)
+    together = rounded([spread, spiked, spread[:3]])
+    assert all(torch.equal(a, rounded([b])[0]) for a, b in zip(together, (spread, spiked, spread[:3]), strict=True))
+    assert all(
+        torch.equal(a, unpacked(packed({"a": b}, 6))["a"]) for a, b in zip(together, (spread, spiked), strict=False)
+    )
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle3", "medusa"])
@@ -54,7 +65,7 @@ def test_the_last_fifth_of_a_training_is_spent_on_rounded_weights(
 
     def as_in_a_file(head: Head) -> bool:
         weights = [weight for weight in head.parameters() if weight.ndim == 2]
-        return all(torch.allclose(w, rounded(w, 6), rtol=1e-5, atol=1e-8) for w in weights)
+        return all(torch.allclose(w, rounded([w])[0], rtol=1e-5, atol=1e-8) for w in weights)
 
     def losses(head: Head, lesson: Lesson) -> Losses:
         there.append(as_in_a_file(head))

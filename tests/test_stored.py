@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.drafters.stored import packed, unpacked
+from slipstream.drafters.stored import SCALE, SIX, packed, unpacked
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**31), st.sampled_from([6, 8]))
@@ -40,6 +40,16 @@ def test_six_bits_are_better_for_cutting_off_the_largest() -> None:
     wrong = (unpacked(packed({"a": weight}, 6))["a"] - weight).square().mean().sqrt()
     whole = weight.abs().amax(1, keepdim=True) / 31
     assert float(wrong) < 0.99 * float(((weight / whole).round() * whole - weight).square().mean().sqrt())
+
+
+def test_a_matrix_with_a_few_large_numbers_has_eight_bits_among_others_that_have_six() -> None:
+    torch.manual_seed(0)
+    weights = {"spread": torch.randn(48, 48), "spiked": 0.01 * torch.randn(48, 48) + torch.eye(48)}
+    stored = packed(weights, 6)
+    assert stored.keys() == {"spread" + SIX, "spread" + SCALE, "spiked", "spiked" + SCALE}
+    back = unpacked(stored)
+    for name, weight in weights.items():
+        assert (back[name] - weight).norm() < 0.06 * weight.norm()
 
 
 def test_what_was_stored_once_is_stored_again_without_loss() -> None:

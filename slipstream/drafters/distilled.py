@@ -88,6 +88,7 @@ class DistilledHead(StackHead):
     def __init__(self, settings: DistilledSettings, frame: Frame) -> None:
         super().__init__(frame, settings.layers, settings.mlp)
         self.settings = settings
+        self.few_will_do = settings.loss != "reverse"  # which asks how unlikely the others are
 
     def begin(self) -> None:
         layers, count = self.settings.layers, self.frame.config.layers

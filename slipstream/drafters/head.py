@@ -124,6 +124,7 @@ class Head(nn.Module, ABC):
     also_kept: int = 0  # numbers that drafting keeps for every token of context, beside K/V and hidden states
     tables: tuple[str, ...] = ()  # matrices that are no map of states: their rows stand for tokens, places or heads
     by_token: tuple[str, ...] = ()  # those with a row for each draft token, or several such blocks below each other
+    few_will_do: bool = False  # it learns from the likeliest tokens of each row, and from nothing else of the target
     growing: tuple[str, ...] = ("vocabulary",)  # settings in which a head may go beyond the one that it goes on from
 
     def __init__(self, frame: Frame) -> None:

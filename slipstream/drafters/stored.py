@@ -1,49 +1,70 @@
 """Weights of a trained drafter as a file has them: matrices as whole numbers of 6 or 8 bits with a scale for each row.
 
 Six bits cost the heads that come with the package next to nothing (see docs/training.md), and four codes fit into three
-bytes.
+bytes. Where a few numbers are much larger than the rest of their row (a matrix that began as an identity keeps its
+diagonal) six bits would leave little of the rest: such a matrix has eight.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 SCALE = "::scale"  # a matrix stored as whole numbers has its rows' scales under its name and this
 SIX = "::six"  # and its codes, where they have 6 bits, under its name and this
 FEWEST = 6  # bits of a matrix's numbers
-_SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+# The largest code, and of which shares of a row's largest number it may be the code.
+_OF_SIX, _OF_EIGHT = (31, (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)), (127, (1.0,))
+_FAR = 0.08  # of a matrix's mean size: what six bits may be wrong by (root of the mean square; 0.04 for noise)
 _OFFSET = 32  # added to codes of 6 bits, which then have no sign
 
 
 def packed(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tensor]:
-    """Matrices in 6 or 8 bits (always 8 where a row is no multiple of four), everything else as bfloat16."""
+    """Matrices in 6 or 8 bits (8 also where a row is no multiple of four, or 6 are too few), the rest as bfloat16."""
     stored: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         if weight.ndim != 2:
             stored[name] = weight.to(torch.bfloat16)
             continue
-        codes, scale = _codes(weight.float(), bits)
-        six = _fits_six(weight, bits)
+        six = bits == FEWEST and _six_will_do(weight.float())
+        codes, scale = _coded(weight.float(), *(_OF_SIX if six else _OF_EIGHT))
         stored[name + SIX if six else name] = _squeezed(codes) if six else codes.to(torch.int8)
         stored[name + SCALE] = scale[:, 0]
     return stored
 
 
-def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """A matrix as a file of so many bits gives it back."""
-    codes, scale = _codes(weight, bits)
+def rounded(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Matrices of one width as a file of the fewest bits gives them back. The host waits for nothing."""
+    rows, sizes = torch.cat(list(matrices)), [len(matrix) for matrix in matrices]
+    eight = _given_back(rows, *_OF_EIGHT)
+    if rows.shape[1] % 4:
+        return list(eight.split(sizes))
+    six = _given_back(rows, *_OF_SIX)
+    owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(rows.device, non_blocking=True)
+    parts = ((six - rows).square().mean(1), rows.abs().mean(1))
+    wrong, large = (rows.new_zeros(len(sizes)).index_add(0, owner, part) for part in parts)
+    count = torch.tensor(sizes).to(rows.device, non_blocking=True)
+    near = _near(wrong / count, large / count)[owner]
+    return list(torch.where(near[:, None], six, eight).split(sizes))
+
+
+def _six_will_do(matrix: torch.Tensor) -> bool:
+    if matrix.shape[1] % 4:
+        return False
+    wrong = _given_back(matrix, *_OF_SIX) - matrix
+    return bool(_near(wrong.square().mean(), matrix.abs().mean()))
+
+
+def _near(wrong: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
+    """Whether six bits will do, by the mean square of what is wrong and the mean size of the numbers."""
+    return wrong <= (_FAR * large).square()
+
+
+def _given_back(rows: torch.Tensor, levels: int, shares: tuple[float, ...]) -> torch.Tensor:
+    codes, scale = _coded(rows, levels, shares)
     return codes * scale
-
-
-def _fits_six(weight: torch.Tensor, bits: int) -> bool:
-    return bits == 6 and weight.shape[1] % 4 == 0
-
-
-def _codes(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes of a matrix and their scales [rows, 1]."""
-    return _coded(weight, 31, _SHARES) if _fits_six(weight, bits) else _coded(weight, 127, (1.0,))
 
 
 def _coded(weight: torch.Tensor, levels: int, shares: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -68,7 +68,7 @@ class Texts:
 
     @property
     def answer_lengths(self) -> Indices:
-        """[texts]: tokens of each answer before the cut."""
+        """[texts]: tokens of each answer that are within the first `longest` of its text."""
         lengths: Indices = (self._lengths - self._prompts).clip(min=0)
         return lengths
 

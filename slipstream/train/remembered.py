@@ -1,7 +1,8 @@
 """What the target thought of a text, kept for the next time that it is read.
 
 A head that reads no hidden states of the target learns from its probabilities alone, and a few of them are nearly all
-that a row has. Once they are kept, the target need not read the text again, and reading it was most of a training step.
+that a row has. Once they are kept, the target need not read the text again, which is two thirds of what a training step
+computes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def remembered(head: Head, texts: Texts) -> Remembered | None:
     bit, and what is read anew in another batch may differ in the last of them.
     """
     vocab, rows = head.frame.vocab, head.frame.rows
-    if head.taps or not vocab.is_cuda:
+    if not head.few_will_do or not vocab.is_cuda:
         return None
     counts = texts.answer_lengths
     room = min(_ROOM, int(_FREE * torch.cuda.mem_get_info(vocab.device)[0]))

@@ -223,8 +223,8 @@ class Training:
         drafter = self._drafter(head)
         during, after = self._examiners(texts, self._llm)
         mark = self._marking(drafter, texts, during)
-        kept = remembered(head, texts)
-        trainer = Trainer(head, self._teacher, texts, self._course, mark, self._out, self._watch, kept)
+        memory = remembered(head, texts)
+        trainer = Trainer(head, self._teacher, texts, self._course, mark, self._out, self._watch, memory)
         self._introduce(head, texts)
         if former is not None:
             trainer.restore(former)

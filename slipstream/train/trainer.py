@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from slipstream.drafters.head import Head, Lesson, Rows
-from slipstream.drafters.stored import FEWEST, rounded
+from slipstream.drafters.stored import rounded
 from slipstream.drafters.trained import write_tensors
 from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.train.course import Course, rate
@@ -282,8 +282,7 @@ def as_stored(matrices: Sequence[nn.Parameter]) -> Iterator[None]:
         wide.setdefault(matrix.shape[1], []).append(matrix)
     try:
         for alike in wide.values():  # rows are rounded one by one: those of one width in one go
-            rows = rounded(torch.cat([matrix.data for matrix in alike]), FEWEST)
-            for matrix, part in zip(alike, rows.split([len(matrix) for matrix in alike]), strict=True):
+            for matrix, part in zip(alike, rounded([matrix.data for matrix in alike]), strict=True):
                 matrix.data = part
         yield
     finally:
