@@ -41,7 +41,7 @@ def test_a_shipped_drafter_describes_itself(method: str, monkeypatch: pytest.Mon
     kind = drafter_class(method)
     assert (
         kind.name == method
-        and len(drafter.vocab) == (16_384 if method == "medusa" else 8192)
+        and len(drafter.vocab) == (16_384 if method in ("medusa", "draft_model") else 8192)
         and drafter.vocab.diff().min() > 0
     )
     with safe_open(place / trained.WEIGHTS, "pt") as file:
