@@ -108,6 +108,15 @@ def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
     return result
 
 
+def share_of_the_floor(llm: LLM, rounds: int) -> float:
+    """What of a pass over one row it takes to read as many weights and do nothing but add them up."""
+    passes = Passes(llm.model, 200)
+    weights = torch.ones(int(llm.model.config.weights_read(1)))
+    with torch.inference_mode():
+        times = alternate({"read": weights.sum, "pass": passes.over(1, 64)}, rounds)
+    return times["read"] / times["pass"]
+
+
 def share_of_the_rest(llm: LLM, rounds: int) -> float:
     """What of a plain step is neither a matrix product nor attention, timed inside real steps: median over answers.
 
@@ -249,6 +258,7 @@ def main() -> None:
     llm = LLM(speculate=None)
     rounds = 3 if arguments.quick else 9
     figures: dict[str, float] = measure_passes(llm, 3 * rounds)
+    figures["reading the weights of a pass / pass over 1 row"] = share_of_the_floor(llm, 3 * rounds)
     figures["neither products nor attention, share of a plain step"] = share_of_the_rest(llm, rounds)
     figures["plain decoding / transformers, tokens a second"] = measure_transformers(llm, rounds)
     for kind, values in measure_suffix(llm, 2 if arguments.quick else 3, 96 if arguments.quick else 160).items():

@@ -28,8 +28,7 @@ def packed(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tenso
         if weight.ndim != 2:
             stored[name] = weight.to(torch.bfloat16)
             continue
-        six = bits == FEWEST and _six_will_do(weight.float())
-        codes, scale = _coded(weight.float(), *(_OF_SIX if six else _OF_EIGHT))
+        codes, scale, six = _codes(weight.float(), bits)
         stored[name + SIX if six else name] = _squeezed(codes) if six else codes.to(torch.int8)
         stored[name + SCALE] = scale[:, 0]
     return stored
@@ -50,11 +49,13 @@ def rounded(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return list(torch.where(near[:, None], six, eight).split(sizes))
 
 
-def _six_will_do(matrix: torch.Tensor) -> bool:
-    if matrix.shape[1] % 4:
-        return False
-    wrong = _given_back(matrix, *_OF_SIX) - matrix
-    return bool(_near(wrong.square().mean(), matrix.abs().mean()))
+def _codes(matrix: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Codes of a matrix, their scales [rows, 1], and whether they have six bits."""
+    if bits == FEWEST and matrix.shape[1] % 4 == 0:
+        codes, scale = _coded(matrix, *_OF_SIX)
+        if _near((codes * scale - matrix).square().mean(), matrix.abs().mean()):
+            return codes, scale, True
+    return *_coded(matrix, *_OF_EIGHT), False
 
 
 def _near(wrong: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
