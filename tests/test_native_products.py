@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +18,8 @@ from hypothesis import strategies as st
 from slipstream.models.linear import digits_work
 from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.native import kernels, matrix_unit
-from slipstream.native.linear import DigitLinear, FloatLinear, NativeLinear, NibbleLinear
+from slipstream.native.call import program
+from slipstream.native.linear import ADDED, GATED, WRITTEN, DigitLinear, FloatLinear, Lines, NativeLinear, NibbleLinear
 from slipstream.native.machine import Machine, machine, squares
 from slipstream.native.shape import GROUP
 
@@ -24,7 +28,11 @@ needs_digits = pytest.mark.skipif(not digits_work(), reason="no kernels for 8-bi
 
 
 @pytest.fixture(
-    params=[None, Machine(8, 5, digits=False, dots=False), Machine(4, 8, digits=False, dots=False)],
+    params=[
+        None,
+        Machine(8, 6, digits=False, dots=False, piece=128, abreast=12),
+        Machine(4, 8, digits=False, dots=False),
+    ],
     ids=["own", "8", "4"],
 )
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
@@ -52,8 +60,38 @@ def test_a_float_product_is_the_product(lanes: int, outputs: int, inputs: int) -
 def test_rows_of_a_float_product_do_not_depend_on_their_company(lanes: int) -> None:
     product, x = FloatLinear(torch.randn(200, 96)), torch.randn(40, 96)
     together = product(x)
-    for start, stop in ((0, 1), (3, 5), (7, 19), (11, 40), (39, 40)):
+    for start, stop in ((0, 1), (3, 5), (20, 23), (7, 19), (11, 40), (39, 40)):
         assert torch.equal(product(x[start:stop]), together[start:stop])
+
+
+@pytest.mark.parametrize("ending", [WRITTEN, ADDED, GATED])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_panels_side_by_side_have_the_bits_of_panels_alone(
+    ending: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, panel = torch.Generator().manual_seed(7), 2 * kernels.here().lanes
+    weight, bias = torch.randn(40 * panel, 36, generator=generator), torch.randn(40 * panel, generator=generator)
+    x, start = torch.randn(7, 36, generator=generator), torch.randn(7, 40 * panel, generator=generator)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        results = []
+        for sums in (0, 12):
+            monkeypatch.setattr(kernels, "machine", partial(replace, machine(), abreast=sums))
+            kernels.products.cache_clear()
+            results.append([])
+            for panels, rows in product((1, 2, 5, 6, 7, 13, 19, 36, 40), range(1, 8)):
+                out, count = start[:rows].clone(), np.array([rows])
+                part = FloatLinear(weight[: panels * panel], bias[: panels * panel])
+                steps = part.steps(count.ctypes.data, Lines.of(x), Lines.of(out), None, ending=ending)
+                words = program(steps)
+                kernels.products().run(words.ctypes.data)
+                results[-1].append(out)
+    finally:
+        torch.set_num_threads(before)
+        kernels.products.cache_clear()
+    alone, side_by_side = results
+    assert all(map(torch.equal, alone, side_by_side))
 
 
 def test_rows_may_lie_apart() -> None:

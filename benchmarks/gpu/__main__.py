@@ -26,7 +26,8 @@ from benchmarks.gpu.table import table
 from slipstream import LLM
 from slipstream.bench import bodies
 from slipstream.bench.widening import widened
-from slipstream.drafters import trained
+from slipstream.drafters import trained, tuned
+from slipstream.drafters.layer_skip import format_layers, parse_layers
 
 PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model", "kangaroo")
@@ -110,7 +111,7 @@ class Run:
 
     def answers(self) -> None:
         plain = None
-        for spec in ("none", *self.drafters.values(), *self.joined, *UNTAUGHT):
+        for spec in ("none", *self.drafters.values(), *self.joined, *UNTAUGHT, *skipping(self.body)):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
             # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
             whole = spec == "suffix" or self.llm.engine.burst is None
@@ -138,6 +139,15 @@ class Run:
     def peers(self) -> None:
         for peer in hf.peers(self.body, self.llm.model.dtype, self.prompts(3), 64):
             self.note("peers", peer)
+
+
+def skipping(body: bodies.BodyCheckpoint) -> list[str]:
+    """`layer_skip` without those layers of the body that the small model can spare, where that is known."""
+    found = tuned.find("layer_skip", body.source_fingerprint)
+    if found is None:
+        return []
+    spared = parse_layers(found["skip"])
+    return [f"layer_skip:skip={format_layers({i for i, layer in enumerate(body.order) if layer in spared})}"]
 
 
 def _line(row: dict[str, Any]) -> str:

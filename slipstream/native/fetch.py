@@ -50,3 +50,22 @@ def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value, ti
     parts = code.least(panels, code.times(threads, wanted))
     with code.taking(counter, parts) as part, code.loop(*code.share(panels, part, parts)) as panel:
         yield panel
+
+
+@contextmanager
+def groups_in_turn(
+    code: Code, counter: Value, threads: Value, panels: Value, most: int
+) -> Iterator[tuple[Value, Value]]:
+    """The body runs with groups of a thread's panels, (the first, how many): up to `most`, and about that many.
+
+    Parts of a matrix, as above, are long enough for a group, as far as that leaves one for every thread.
+    """
+    each = code.most(1, code.least(_PARTS, code.over(panels, code.times(threads, most))))
+    parts = code.least(panels, code.times(threads, each))
+    with code.taking(counter, parts) as part:
+        first, last = code.share(panels, part, parts)
+        length = code.minus(last, first)
+        count = code.over_up(length, most)
+        with code.loop(0, count) as group:
+            begin, end = code.share(length, group, count)
+            yield code.plus(first, begin), code.minus(end, begin)

@@ -57,12 +57,18 @@ def _endings() -> tuple[tuple[str, Ending], ...]:
 
 
 def _products(machine: Machine, module: ir.Module) -> None:
+    from slipstream.native.abreast import add_choice
     from slipstream.native.products import add_product
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
 
     for twin, ending in _endings():
-        add_product(module, f"product{twin}", machine.lanes, machine.tile_rows, ending)
+        name, facts = f"product{twin}", (machine.lanes, machine.tile_rows, machine.piece, ending)
+        if machine.abreast:
+            by_tiles = add_product(module, f"{name}.tiles", *facts)
+            add_choice(module, name, by_tiles, machine.lanes, machine.abreast, ending)
+        else:
+            add_product(module, name, *facts)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)
 

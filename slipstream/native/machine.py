@@ -16,13 +16,17 @@ TEAM = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_thre
 @dataclass(frozen=True)
 class Machine:
     """Vectors of so many floats, and tiles of so many rows. `digits`: there are kernels for 8-bit products; `dots`: and
-    an instruction for just that, in vectors of 64 bytes.
+    an instruction for just that, in vectors of 64 bytes. `piece`: inputs that several tiles take one after the other
+    while their weights are in the first cache. `abreast`: vectors of sums that a float32 product of few rows keeps to
+    read several panels side by side; 0 where it is not known that this is faster.
     """
 
     lanes: int
     tile_rows: int
     digits: bool
     dots: bool
+    piece: int = 64
+    abreast: int = 0
 
 
 @functools.cache
@@ -42,7 +46,7 @@ def machine() -> Machine | None:
     if features.get("avx512f"):
         return Machine(16, 8, digits=True, dots=bool(features.get("avx512vnni")))
     if features.get("avx2") and features.get("fma"):
-        return Machine(8, 5, digits=True, dots=False)
+        return Machine(8, 6, digits=True, dots=False, piece=128, abreast=12)
     return Machine(4, 8, digits=False, dots=False) if features.get("neon") else None
 
 

@@ -22,14 +22,13 @@ from slipstream.native.team import KERNEL
 from slipstream.native.words import Product
 
 UNROLLED = 4  # inputs that one round takes; their number must be a multiple
-_PIECE = 64  # inputs that several tiles take one after the other while their weights are in the first cache
-_TILES = 8  # that take turns so
+_TILES = 8  # that take turns over a piece of the inputs
 
 Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two sums, out at the row, panel)
 
 
-def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: Ending) -> None:
-    """A kernel for tiles of up to `most` rows; `ending` says what becomes of the sums."""
+def add_product(module: ir.Module, name: str, lanes: int, most: int, piece: int, ending: Ending) -> ir.Function:
+    """A kernel for tiles of up to `most` rows and pieces of so many inputs; `ending`: what becomes of the sums."""
     tiles = [_tile(module, f"{name}.{rows}", lanes, rows, ending) for rows in range(1, most + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
@@ -42,16 +41,16 @@ def add_product(module: ir.Module, name: str, lanes: int, most: int, ending: End
         start, stop = code.share(rows, block, blocks)
         count = code.over_up(code.minus(stop, start), most)
         alone = code.builder.icmp_signed("==", count, code.whole(1))
-        length = code.builder.select(alone, inputs, code.whole(_PIECE))
+        length = code.builder.select(alone, inputs, code.whole(piece))
         pieces = code.over_up(inputs, length)
-        with code.loop(0, pieces) as piece, code.loop(0, count) as number:
+        with code.loop(0, pieces) as turn, code.loop(0, count) as number:
             begin, end = code.share(code.minus(stop, start), number, count)
-            place = code.times(piece, length)
+            place = code.times(turn, length)
             held = code.at(sums, code.times(begin, 2 * lanes), F32)
             until = code.least(code.plus(place, length), inputs)
             operands = [arguments, panel, code.plus(start, begin), number, count, place, until, held]
             code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
-    code.done()
+    return code.done()
 
 
 def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -> ir.Function:
