@@ -116,8 +116,11 @@ def test_trees_have_as_many_nodes_as_rows_are_cheap(
     monkeypatch.setattr("slipstream.models.decoder.digits_work", lambda: own_kernels != "")
     monkeypatch.setattr("slipstream.models.decoder.dots_work", lambda: own_kernels in ("matrix unit", "vectors"))
     monkeypatch.setattr("slipstream.models.decoder.squares_work", lambda: own_kernels == "matrix unit")
+    monkeypatch.setattr("slipstream.models.decoder.short_vectors", lambda: own_kernels == "pairs")
     checkpoint = random_head("eagle3")
     plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).engine.drafter.plan
+    dear = nodes < 7 or (mode, own_kernels) == ("none", "pairs")
+    assert plan.min_confidence == (0.2 if dear else 0.07)
     assert (plan.nodes, plan.depth) == (nodes, depth)
     asked = build(f"eagle3:checkpoint={checkpoint},nodes=9", quantize=mode).engine.drafter.plan
     assert (asked.nodes, asked.depth) == (9, 8)

@@ -32,9 +32,9 @@ _SMALL_TREE, _LEAST_TREE = 4, 2
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
 _DEPTH_CPU, _DEPTH_GPU = 8, 6
 # The joint probability from which a node is worth its row on a CPU, where a row costs some 4% of a pass; and where it
-# costs twice as much, and a level a tenth of a pass: with fast products, which allow few rows.
-_WORTH_ON_CPU, _WORTH_OF_FEW_ROWS = 0.07, 0.2
-_FEW_ROWS, _DEPTH_OF_FEW_ROWS = 7, 6
+# costs twice as much or more.
+_WORTH_ON_CPU, _WORTH_OF_DEAR_ROWS = 0.07, 0.2
+_FEW_ROWS, _DEPTH_OF_FEW_ROWS = 7, 6  # with fast products a level costs a tenth of a pass, too
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         few = on_cpu and rows <= _FEW_ROWS
         deepest = min(_DEPTH_OF_FEW_ROWS, rows - 1) if few else deepest
         plan = replace(options, depth=options.depth or deepest, nodes=rows - 1).plan
-        worth = _WORTH_OF_FEW_ROWS if few else _WORTH_ON_CPU
+        worth = _WORTH_OF_DEAR_ROWS if few or self.target.dear_rows else _WORTH_ON_CPU
         return replace(plan, min_confidence=options.min_confidence or worth) if on_cpu else plan
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:

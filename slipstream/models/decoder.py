@@ -34,6 +34,7 @@ from slipstream.models.linear import (
     dots_work,
     make_linear,
     native_works,
+    short_vectors,
     squares_work,
 )
 from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
@@ -306,6 +307,11 @@ class Decoder(Model):
             few = 8 if squares_work() else 7
             return few if self.quantize == "int8" else 6 if dots_work() else 4
         return 4 if self.quantize == "int4" else super().cheap_rows  # that kernel unpacks weights for every few rows
+
+    @property
+    def dear_rows(self) -> bool:
+        """Whether one row more costs a tenth of a pass, even among few: multiplying counts, and not reading alone."""
+        return self.device == "cpu" and self.quantize == "none" and self.dtype == torch.float32 and short_vectors()
 
     @property
     def captures(self) -> bool:

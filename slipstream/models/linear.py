@@ -237,6 +237,14 @@ def digits_work() -> bool:
     return found is not None and found.digits and native_works()
 
 
+def short_vectors() -> bool:
+    """Whether our own float products have vectors of 8 numbers, and so half of the multipliers that others have."""
+    from slipstream.native.machine import machine
+
+    found = machine()
+    return found is not None and found.lanes == 8 and native_works()
+
+
 def dots_work() -> bool:
     """Whether those take the processor's instruction for them: without it a row more costs three times as much."""
     from slipstream.native.machine import machine

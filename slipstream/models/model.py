@@ -44,6 +44,11 @@ class Model(Protocol):
         """Rows up to which one more in a pass costs far less than a pass of its own."""
         return 17 if self.device == "cpu" else 64
 
+    @property
+    def dear_rows(self) -> bool:
+        """Whether one row more costs a tenth of a pass, even among few: multiplying counts, and not reading alone."""
+        return False
+
     def add_store(self, cache: PagedCache, name: str) -> None:
         """Make room in the cache for this model's K and V under `name`."""
         config = self.config

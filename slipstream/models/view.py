@@ -46,6 +46,11 @@ class TargetView:
         """Rows up to which one more in a pass of the target costs far less than a pass of its own."""
         return self._model.cheap_rows
 
+    @property
+    def dear_rows(self) -> bool:
+        """Whether one row more in a pass of the target costs a tenth of it."""
+        return self._model.dear_rows
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embedding rows of token ids."""
         return self._model.embed(tokens)
