@@ -17,6 +17,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained drafters offer the trees that suit cheap rows, whatever processor this is, so marks are the same."""
+    monkeypatch.setattr("slipstream.models.decoder.short_vectors", lambda: False)
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's file; fetched once into the user's cache."""

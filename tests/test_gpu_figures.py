@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu.__main__ import skipping
 from benchmarks.gpu.answers import Answers
 from benchmarks.gpu.floor import Floor, weights_of_a_row
 from benchmarks.gpu.hf import Peer
@@ -14,6 +16,7 @@ from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from benchmarks.gpu.steps import Step, Throughput
 from benchmarks.gpu.table import COLUMNS, table
 from slipstream import LLM, SamplingParams
+from slipstream.drafters import tuned
 from slipstream.models.decoder import Decoder
 from slipstream.types import Stats
 from tests.tiny import tiny_llm
@@ -153,3 +156,11 @@ def test_the_table_has_a_line_for_all_that_was_measured() -> None:
 
 def test_the_table_can_do_without_plain_decoding() -> None:
     assert table({"peers": [asdict(Peer("transformers, plain", 25.0))]}).endswith("| 25.0 |" + "  |" * 10)
+
+
+def test_a_body_is_spared_the_layers_that_the_small_model_can_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    body: Any = SimpleNamespace(order=(0, 1, None, 2, 3), source_fingerprint="small")
+    monkeypatch.setattr(tuned, "find", lambda method, fingerprint: {"skip": "1-2"} if fingerprint == "small" else None)
+    assert skipping(body) == ["layer_skip:skip=1/3"]  # the idle layer stays: no real model has one
+    body.source_fingerprint = "unknown"
+    assert skipping(body) == []

@@ -198,6 +198,7 @@ def test_sixteen_bits_of_the_target_are_enough(tmp_path: Path, monkeypatch: pyte
 # -- going on ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("same_trees")
 def test_an_interrupted_one_goes_on_as_if_nothing_had_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     course = {"steps": 10, "evaluate": 5, "save": 2}
     asked, step = order("medusa", tmp_path / "stopped", course), Trainer._step

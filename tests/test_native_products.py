@@ -19,6 +19,7 @@ from slipstream.models.linear import digits_work
 from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.native import kernels, matrix_unit
 from slipstream.native.call import program
+from slipstream.native.compiler import Library
 from slipstream.native.linear import ADDED, GATED, WRITTEN, DigitLinear, FloatLinear, Lines, NativeLinear, NibbleLinear
 from slipstream.native.machine import Machine, machine, squares
 from slipstream.native.shape import GROUP
@@ -39,9 +40,18 @@ def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     """Kernels as other processors get them, too: their vectors are shorter."""
     if request.param is not None:
         monkeypatch.setattr(kernels, "machine", lambda: request.param)
-    for cached in (kernels.products, kernels.layers):
-        cached.cache_clear()
+    forget_kernels()
     yield kernels.here().lanes
+    forget_kernels()
+
+
+_KEPT: list[Library] = []
+
+
+def forget_kernels() -> None:
+    """The next that are asked for are made anew; programs that have addresses of the former ones go on working."""
+    if kernels.products.cache_info().currsize:
+        _KEPT.append(kernels.products())
     for cached in (kernels.products, kernels.layers):
         cached.cache_clear()
 
@@ -58,7 +68,7 @@ def test_a_float_product_is_the_product(lanes: int, outputs: int, inputs: int) -
 
 
 def test_rows_of_a_float_product_do_not_depend_on_their_company(lanes: int) -> None:
-    product, x = FloatLinear(torch.randn(200, 96)), torch.randn(40, 96)
+    product, x = FloatLinear(torch.randn(200, 300)), torch.randn(40, 300)  # more inputs than a piece has
     together = product(x)
     for start, stop in ((0, 1), (3, 5), (20, 23), (7, 19), (11, 40), (39, 40)):
         assert torch.equal(product(x[start:stop]), together[start:stop])
@@ -66,19 +76,20 @@ def test_rows_of_a_float_product_do_not_depend_on_their_company(lanes: int) -> N
 
 @pytest.mark.parametrize("ending", [WRITTEN, ADDED, GATED])
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("inputs", [36, 292])
 def test_panels_side_by_side_have_the_bits_of_panels_alone(
-    ending: str, threads: int, monkeypatch: pytest.MonkeyPatch
+    ending: str, threads: int, inputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator, panel = torch.Generator().manual_seed(7), 2 * kernels.here().lanes
-    weight, bias = torch.randn(40 * panel, 36, generator=generator), torch.randn(40 * panel, generator=generator)
-    x, start = torch.randn(7, 36, generator=generator), torch.randn(7, 40 * panel, generator=generator)
+    weight, bias = torch.randn(40 * panel, inputs, generator=generator), torch.randn(40 * panel, generator=generator)
+    x, start = torch.randn(7, inputs, generator=generator), torch.randn(7, 40 * panel, generator=generator)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         results = []
         for sums in (0, 12):
             monkeypatch.setattr(kernels, "machine", partial(replace, machine(), abreast=sums))
-            kernels.products.cache_clear()
+            forget_kernels()
             results.append([])
             for panels, rows in product((1, 2, 5, 6, 7, 13, 19, 36, 40), range(1, 8)):
                 out, count = start[:rows].clone(), np.array([rows])
@@ -89,7 +100,7 @@ def test_panels_side_by_side_have_the_bits_of_panels_alone(
                 results[-1].append(out)
     finally:
         torch.set_num_threads(before)
-        kernels.products.cache_clear()
+        forget_kernels()
     alone, side_by_side = results
     assert all(map(torch.equal, alone, side_by_side))
 

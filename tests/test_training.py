@@ -124,6 +124,7 @@ def test_the_page_of_the_report_stands_alone(done: tuple[Path, Trained]) -> None
     assert "depth 1" in page and "src=" not in page and "<script" not in page and "<link" not in page
 
 
+@pytest.mark.usefixtures("same_trees")
 def test_smaller_storage_is_taken_only_where_it_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = stored.packed
 

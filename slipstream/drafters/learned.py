@@ -32,7 +32,7 @@ _SMALL_TREE, _LEAST_TREE = 4, 2
 # A level costs a pass of a layer. On a CPU it is left out where nothing below would be offered; on a GPU it never is.
 _DEPTH_CPU, _DEPTH_GPU = 8, 6
 # The joint probability from which a node is worth its row on a CPU, where a row costs some 4% of a pass; and where it
-# costs twice as much or more.
+# costs 5% to 16%, as memory is slow or fast.
 _WORTH_ON_CPU, _WORTH_OF_DEAR_ROWS = 0.07, 0.2
 _FEW_ROWS, _DEPTH_OF_FEW_ROWS = 7, 6  # with fast products a level costs a tenth of a pass, too
 
