@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.linear import digits_work
+from slipstream.models.linear import digits_work, native_works
 from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.native import kernels, matrix_unit
 from slipstream.native.call import program
@@ -103,6 +103,16 @@ def test_panels_side_by_side_have_the_bits_of_panels_alone(
         forget_kernels()
     alone, side_by_side = results
     assert all(map(torch.equal, alone, side_by_side))
+
+
+def test_kernels_are_not_trusted_if_few_rows_have_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = FloatLinear.__call__
+    monkeypatch.setattr(FloatLinear, "__call__", lambda product, x: right(product, x) * (1 + 1e-6 * (len(x) == 2)))
+    native_works.cache_clear()
+    try:
+        assert not native_works()
+    finally:
+        native_works.cache_clear()
 
 
 def test_rows_may_lie_apart() -> None:
