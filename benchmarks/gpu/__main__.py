@@ -55,11 +55,12 @@ class Run:
     asked: list[tuple[str, str]]
     tokens: int
     found: dict[str, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
 
     def note(self, part: str, row: Any) -> None:
-        """Keep a figure, and say it."""
+        """Keep a figure, and say it and when it came."""
         self.found.setdefault(part, []).append(asdict(row))
-        print(f"{part}: {_line(asdict(row))}", flush=True)
+        print(f"{time.perf_counter() - self.began:4.0f} s  {part}: {_line(asdict(row))}", flush=True)
 
     def prompts(self, count: int) -> list[list[int]]:
         """Token ids of so many questions, over and over."""

@@ -127,13 +127,16 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return found
 
     def _restored(self) -> Head:
-        head = make_head(type(self), self.trained.settings, frame_of(self.target, self.vocab))
+        frame = frame_of(self.target, self.vocab)
+        with torch.device("meta"):  # numbers by chance take seconds for a large target, and are not kept
+            head = make_head(type(self), self.trained.settings, frame)
         wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
         found = {name: tuple(weight.shape) for name, weight in self.trained.weights.items()}
         if wanted != found:
             wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
             raise CorruptFile(f"{self._place}: the weights do not fit the settings: {', '.join(wrong[:4])}")
-        head.load_state_dict(self.trained.weights)
+        weights = {name: weight.float() for name, weight in self.trained.weights.items()}
+        head.load_state_dict(weights, assign=True)
         return head.eval()
 
     # -- a reduced vocabulary -----------------------------------------------------------------------------------------
