@@ -21,7 +21,8 @@ from slipstream import LLM, SamplingParams
 from slipstream.errors import OptionError, PromptError
 from slipstream.models.config import ModelConfig
 from slipstream.noise import key
-from slipstream.train.conversation import TEMPERATURES, TURN_TEMPERATURE, Author, Dropped, Made
+from slipstream.train import conversation
+from slipstream.train.conversation import SOURCES, TEMPERATURES, TURN_TEMPERATURE, Author, Dropped, Made
 from slipstream.train.data import ChatData, ChatWriter
 from slipstream.train.data_files import ABOUT, CUT, FOLLOWED, INDEX
 from slipstream.train.openings import FOLLOW_UPS, KINDS, NAMES, joined
@@ -66,7 +67,7 @@ def made(
         if status.items >= stop:
             raise KeyboardInterrupt
 
-    with ChatWriter(folder, fingerprint="f", vocab_size=97, arguments={"n": "x"}, sources=NAMES) as writer:
+    with ChatWriter(folder, fingerprint="f", vocab_size=97, arguments={"n": "x"}, sources=SOURCES) as writer:
         Synthesis(llm, author(llm, dialogues), writer, at_once, shard_items=8).run(count, tell)
     return folder
 
@@ -147,6 +148,7 @@ def test_openings_are_many_and_varied() -> None:
         assert text == text.rstrip(" ") and " \n" not in text and "  " not in text
 
 
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("template", [SPECIAL, PLAIN, None], ids=["special", "text", "none"])
 def test_a_user_turn_is_written_behind_the_opening_and_then_asked(template: str | None) -> None:
     llm, number = loaded(template), 0
@@ -173,6 +175,26 @@ def test_a_user_turn_is_written_behind_the_opening_and_then_asked(template: str 
     assert answering.temperature in TEMPERATURES and answering.max_tokens == 40
 
 
+def test_most_first_turns_are_whole_requests_which_the_target_only_answers() -> None:
+    llm, whole = loaded(), 0
+    assert llm.tokenizer is not None
+    for number in range(40):
+        task = author(llm).write(number)
+        prompt, params = next(task)
+        text = llm.tokenizer.decode(prompt, skip_special=False)
+        if text.endswith("<b>"):  # it is the target's turn to answer
+            whole += 1
+            assert params.temperature in TEMPERATURES and params.max_tokens == 40
+            completion = Completion(0, "", [*VARIED, 50], "length", None, None, Stats(), 0)
+            with pytest.raises(StopIteration) as stop:
+                task.send(Output("r", None, [], [completion]))
+            made_ = stop.value.value
+            assert isinstance(made_, Made) and SOURCES[made_.source].startswith("whole request: ")
+    assert 20 < whole < 40, "three quarters"
+    without = author(loaded(None)).write(0)
+    assert next(without)[1].max_tokens <= conversation.PLAIN_TURN[1], "a model without a template goes on with openings"
+
+
 @pytest.mark.parametrize("template", ["{{ 'nobody' }}", "{% for m in messages %}{{ m.content * 2 }}{% endfor %}"])
 def test_a_template_that_cannot_be_cut_is_refused(template: str) -> None:
     with pytest.raises(OptionError, match=r"shows a user's words (not at all|more than once)"):
@@ -189,9 +211,11 @@ def test_every_answer_is_the_targets_own(whole: Path) -> None:
     for chat, entry in zip(data, index, strict=True):  # type: ignore[call-overload]
         temperature = min(TEMPERATURES, key=lambda t: abs(t - float(entry["temperature"])))
         assert chat.sampled == (temperature > 0)
-        seed = key(SEED, int(entry["item"]), 4 if entry["flags"] & FOLLOWED else 2)
+        asked = 1 if entry["source"] < len(NAMES) else 0  # the target wrote the first turn, which took a seed
+        seed = key(SEED, int(entry["item"]), asked + (3 if entry["flags"] & FOLLOWED else 1))
         prompts.append(chat.tokens[: chat.prompt_len].tolist())
         how.append(SamplingParams(temperature=temperature, seed=seed, max_tokens=40))
+    assert {bool(source < len(NAMES)) for source in index["source"]} == {True, False}
     followed = 0
     for chat, entry, output in zip(data, index, llm.generate(prompts, how), strict=True):  # type: ignore[call-overload]
         prompt, answer = output.prompt_token_ids, chat.tokens[chat.prompt_len :].tolist()
@@ -207,6 +231,12 @@ def test_every_answer_is_the_targets_own(whole: Path) -> None:
         *("empty turn", "turn too long", "turn loops"),
         *("prompt too long", "empty answer", "answer loops", "near-duplicate"),
     }
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All first turns are written by the target."""
+    monkeypatch.setattr(conversation, "WHOLE", 0.0)
 
 
 def told(*outputs: tuple[list[int], str]) -> Made | Dropped:
@@ -226,6 +256,7 @@ def told(*outputs: tuple[list[int], str]) -> Made | Dropped:
 TURN, VARIED = ([41, 42, 43, END], "stop"), [*range(10, 30)]
 
 
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize(
     ("outputs", "reason"),
     [
@@ -241,6 +272,7 @@ def test_what_is_of_no_use_is_dropped_with_its_reason(outputs: list[tuple[list[i
     assert told(*outputs) == Dropped(reason)
 
 
+@pytest.mark.usefixtures("written")
 def test_an_answer_is_cut_before_it_repeats_itself_unless_it_ended_by_itself() -> None:
     loop = VARIED + [50, 51] * 20
     cut = told(TURN, (loop, "length"))
@@ -250,10 +282,11 @@ def test_an_answer_is_cut_before_it_repeats_itself_unless_it_ended_by_itself() -
     assert (cut.signature == kept.signature).all()
 
 
+@pytest.mark.usefixtures("written")
 def test_an_answer_may_become_the_text_of_another_question() -> None:
     """The answer is in the prompt then, whole, and only what is said about it is the answer."""
     author_, text = author(loaded(), max_tokens=80), [*range(10, 90)]
-    for number in range(40):
+    for number in range(60):
         task = author_.write(number)
         next(task)
         task.send(Output("r", None, [], [Completion(0, "", TURN[0], "stop", None, None, Stats(), 0)]))
@@ -271,14 +304,14 @@ def test_an_answer_may_become_the_text_of_another_question() -> None:
         made_ = stop.value.value
         assert isinstance(made_, Made) and made_.flags == ABOUT and made_.tokens[made_.prompt_len :] == [*VARIED, END]
         return
-    raise AssertionError("a sixth of the conversations are about a text")
+    raise AssertionError("a tenth of the conversations are about a text")
 
 
 @pytest.mark.parametrize("stop", [1, 25])
 def test_interrupted_work_goes_on_to_the_same_data(tmp_path: Path, whole: Path, stop: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, loaded(), 30, stop=stop, at_once=5)
-    before = ChatWriter(tmp_path, fingerprint="f", vocab_size=97, arguments={"n": "x"}, sources=NAMES).items
+    before = ChatWriter(tmp_path, fingerprint="f", vocab_size=97, arguments={"n": "x"}, sources=SOURCES).items
     assert before % 8 == 0 and before <= stop
     assert content(made(tmp_path, loaded(), 30, at_once=7)) == content(whole)
 

@@ -36,7 +36,7 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     target, _ = load_model(model(PLAIN), dtype="auto", device="cpu")
     assert (data.fingerprint, data.vocab_size) == (target.fingerprint, 97)
     assert data.description["tokenizer"].startswith("sha256:")
-    given = {"seed": 0, "max_tokens": 24, "dtype": "float32", "prompts": None, "recipe": 2}
+    given = {"seed": 0, "max_tokens": 24, "dtype": "float32", "prompts": None, "recipe": 3}
     assert data.description["arguments"] == given
 
     def interrupt(meter: object, status: object) -> None:

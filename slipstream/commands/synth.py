@@ -199,8 +199,8 @@ def _writer(
     directory: Path, llm: LLM, tokenizer: Tokenizer, model: str, arguments: dict[str, Any], prompts: str | None
 ) -> ChatWriter:
     from slipstream.drafters.corpus import fingerprint
+    from slipstream.train.conversation import SOURCES
     from slipstream.train.data import ChatWriter
-    from slipstream.train.openings import NAMES
 
     return ChatWriter(
         directory,
@@ -209,7 +209,7 @@ def _writer(
         tokenizer=fingerprint(tokenizer, len(tokenizer)),
         model=model,
         arguments=arguments,
-        sources=NAMES if prompts is None else [Path(prompts).name],
+        sources=SOURCES if prompts is None else [Path(prompts).name],
     )
 
 

@@ -1,8 +1,9 @@
-"""From a number to a conversation: the target writes a user's words and answers them.
+"""From a number to a conversation: a user's words, and what the target answers.
 
-With a chat template the target is given the beginning of a chat, up to where the user's words would stand, and the
-first few of them (`openings.py`); it goes on until it ends the user's turn. That turn is then asked in the ordinary
-way. A model without a template goes on with an opening as plain text: some tokens of that are the prompt.
+With a chat template most first turns are whole requests (`requests.py`). For the others the target is given the
+beginning of a chat, up to where the user's words would stand, and the first few of them (`openings.py`); it goes on
+until it ends the user's turn. The turn is then asked in the ordinary way. A model without a template goes on with an
+opening as plain text: some tokens of that are the prompt.
 
 Some answers become texts that another question is about: so there are long prompts, too.
 
@@ -23,6 +24,8 @@ from slipstream.text import Tokenizer
 from slipstream.train import openings
 from slipstream.train.data_files import ABOUT, CUT, FOLLOWED
 from slipstream.train.loops import Signature, loop_start, signature
+from slipstream.train.requests import KINDS, Requests
+from slipstream.train.words import own_words
 from slipstream.tuning.prompts import Conversation, Dialogue, encode, question
 from slipstream.types import Output, SamplingParams
 
@@ -32,10 +35,14 @@ LEAST_ANSWER = 16  # tokens; what leaves less room, or has less before its loop,
 PLAIN_TURN = (8, 64)  # tokens of a plain text that are the prompt for the rest of it
 TURN_TEMPERATURE = 0.7  # of the user's words: at 1 a small model writes what no user would
 TEMPERATURES = (0.0, 0.0, 0.7)  # of answers, equally likely: most of them are greedy
-SECOND_TURNS = 1 / 3  # of the conversations go on, if the first answer came to its end
-REQUESTS = 1 / 6  # of the conversations are about an answer, which is kept as a part of the prompt alone
+WHOLE = 3 / 4  # of the first turns are whole requests; the target writes the others
+SECOND_TURNS = 1 / 5  # of the conversations go on, if the first answer came to its end
+REQUESTS = 1 / 10  # of the conversations are about an answer, which is kept as a part of the prompt alone
 LEAST_TEXT = 64  # tokens of an answer that another question is about
-RECIPE = 2  # another one makes other conversations from the same seed
+RECIPE = 3  # another one makes other conversations from the same seed
+
+# Where a first turn may come from: an opening, or a whole request.
+SOURCES = (*openings.NAMES, *(f"whole request: {kind}" for kind in KINDS))
 
 _MARKER = "qvxhzwkj"  # stands for the user's words in a rendered chat
 
@@ -100,6 +107,7 @@ class Author:
         self._seed = seed
         self._max_tokens = max_tokens
         self._dialogues = dialogues
+        self._requests = Requests(own_words(tokenizer))
         self._turn_end: dict[str, Any] = {}  # parameters that end a user's turn
         self._second_turns = tokenizer.has_chat_template
         self._writes_turns = tokenizer.has_chat_template and dialogues is None
@@ -198,6 +206,9 @@ class Author:
         """Where the first prompt is from, and the prompt."""
         if self._dialogues is not None:
             return 0, self._dialogues[number]
+        if self._tokenizer.has_chat_template and draw.random() < WHOLE:
+            kind, words = self._requests.make(draw)
+            return len(openings.NAMES) + kind, Dialogue(question(words))
         head = self._around([])[0] if self._tokenizer.has_chat_template else ""
         kind, words = openings.opening(draw)
         while not (words or self._tokenizer.encode(head)):  # a model that cannot begin from nothing
