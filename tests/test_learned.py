@@ -37,6 +37,15 @@ def test_a_request_that_ends_at_once_leaves_its_hidden_states_to_others(method: 
     assert (again.accepted_by_depth, again.steps) == (fresh.accepted_by_depth, fresh.steps)
 
 
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "kangaroo", "draft_model"])
+def test_a_drafter_is_loaded_without_drawing_numbers(method: str) -> None:
+    """Weights by chance would be thrown away: for a large target that takes seconds. And nobody's numbers change."""
+    llm, place = build(None), random_head(method)
+    before = torch.get_rng_state()
+    llm.use(f"{method}:checkpoint={place}")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.3}])
 def test_only_tokens_that_can_be_chosen_are_drafted(cut: dict[str, float]) -> None:
     """A draft that is the target itself is right whenever it knows which tokens are cut off."""

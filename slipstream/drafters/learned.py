@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from slipstream import noise
 from slipstream.attention.even import LANES
@@ -128,7 +131,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
 
     def _restored(self) -> Head:
         frame = frame_of(self.target, self.vocab)
-        with torch.device("meta"):  # numbers by chance take seconds for a large target, and are not kept
+        with _WithoutChance():
             head = make_head(type(self), self.trained.settings, frame)
         wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
         found = {name: tuple(weight.shape) for name, weight in self.trained.weights.items()}
@@ -182,6 +185,19 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
             scores = scores + noise.gumbel(key, ids, self.target.device)
         top = torch.topk(torch.softmax(scores, -1), min(growth.plan.branch, len(scores)))
         return list(zip(ids[top.indices].tolist(), top.values.tolist(), strict=True))
+
+
+class _WithoutChance(TorchFunctionMode):
+    """Linear maps are made without numbers by chance: these take seconds for a large target, and are not kept.
+
+    (The meta device would do that, too, but its arithmetic imports half of torch.)
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        return given["tensor"] if func in (nn.init.kaiming_uniform_, nn.init.uniform_) else func(*args, **given)
 
 
 def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
