@@ -37,7 +37,7 @@ def test_a_request_that_ends_at_once_leaves_its_hidden_states_to_others(method: 
     assert (again.accepted_by_depth, again.steps) == (fresh.accepted_by_depth, fresh.steps)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "kangaroo", "draft_model"])
+@pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "parallel", "kangaroo", "draft_model"])
 def test_a_drafter_is_loaded_without_drawing_numbers(method: str) -> None:
     """Weights by chance would be thrown away: for a large target that takes seconds. And nobody's numbers change."""
     llm, place = build(None), random_head(method)

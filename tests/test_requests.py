@@ -13,7 +13,11 @@ from slipstream.train.words import WORDS, own_words
 from tests.invoking import ROOT
 from tests.tongues import tokenizer
 
-OWN = ("harbour", "lemon", "patience", "orbit", "saffron", "gravel", "treaty", "velvet")
+OWN = tuple(
+    begin + end
+    for begin in ["har", "lem", "pat", "orb", "saf", "gra", "tre", "vel", "mon", "tim"]
+    for end in ["bour", "onade", "ience", "ital", "fron", "vets", "aty", "vest", "ument", "ber"]
+)
 
 
 def many(count: int, seed: int = 0) -> list[tuple[int, str]]:
@@ -27,16 +31,16 @@ def test_every_pattern_becomes_a_text_without_slots() -> None:
         for pattern in patterns:
             for _ in range(12):
                 text = requests._filled(pattern, draw)
-                assert not re.search(r"[{}]", text), (pattern, text)
-                assert "  " not in text.replace("\n    ", "").replace("    ", "").replace("\n  ", ""), text
+                assert not re.search(r"[{}]|\S  ", text), (pattern, text)
 
 
 def test_requests_begin_like_sentences_and_are_of_every_kind() -> None:
     made = many(4000)
     assert {kind for kind, _ in made} == set(range(len(KINDS)))
-    for _, text in made:
-        assert text == text.strip() and (text[0].isupper() or text[0] in "\"'"), text
+    for kind, text in made:
+        assert text == text.strip() and (text[0].isupper() or KINDS[kind] == "text given"), text
         assert "<<" not in text and ">>" not in text
+        assert KINDS[kind] == "code given" or not re.search(r"[{}]|\S  ", text), text
     assert len({text for _, text in made}) > 3500
 
 
@@ -69,7 +73,16 @@ def test_own_words_are_single_tokens_behind_a_space(kind: str) -> None:
 
 def test_a_vocabulary_without_words_makes_requests_all_the_same() -> None:
     assert own_words(tokenizer("characters")) == ()
-    assert Requests(())._filled("{word}", random.Random(0)) in WORDS["concept"]
+    for few in ((), ("alone",)):
+        first, second = Requests(few)._filled("{word} {word2}", random.Random(0)).split()
+        assert {first, second} <= set(WORDS["word"]) and first != second
+
+
+def test_no_sentence_comes_twice_in_a_passage() -> None:
+    requests, draw = Requests(OWN), random.Random(4)
+    for _ in range(200):
+        text = requests._filled("{passage}", draw)
+        assert text.count("The old town hall") <= 1 and text.count("In the evening") <= 1
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -80,7 +93,15 @@ def test_lists_have_no_empty_or_double_entries(name: str) -> None:
 
 
 def test_no_question_of_the_workload_is_learnt() -> None:
-    """A drafter is measured on what it has not been made for."""
+    """A drafter is measured on what it was not made for: no request has half of a question's runs of three words."""
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        words = re.findall(r"\w+", text.lower())
+        return {tuple(words[i : i + 3]) for i in range(len(words) - 2)}
+
     lines = (ROOT / "benchmarks" / "workload.jsonl").read_text().splitlines()
-    asked = {json.loads(line)["turns"][0] for line in lines}
-    assert len(asked) == 48 and not asked & {text for _, text in many(20_000, 5)}
+    asked = [runs(json.loads(line)["turns"][0]) for line in lines]
+    assert len(asked) == 48
+    for _, text in many(6000, 5):
+        made = runs(text)
+        assert not any(len(made & question) > len(question) / 2 for question in asked), text

@@ -53,6 +53,11 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again.exit_code == 0 and "has its 12 conversations already" in again.stderr
     other = synth(folder, "-n", 12, "--seed", 5)
     assert other.exit_code == 2 and "was made with seed=0, and now it is 5" in other.stderr
+    monkeypatch.setattr("slipstream.train.conversation.RECIPE", 2)
+    monkeypatch.setattr("slipstream.train.conversation.SOURCES", ("free",))
+    older = synth(folder, "-n", 6)
+    assert older.exit_code == 2 and "was made with recipe=3, and now it is 2" in older.stderr, "not a list of sources"
+    monkeypatch.undo()
     stranger = synth(folder, "-n", 12, template=None)
     assert stranger.exit_code == 0, "the weights and the tokens are the same"
     elsewhere = invoke("synth", "-m", str(tiny_directory(1, characters=True)), "-o", str(folder), "--max-tokens", "24")

@@ -187,8 +187,11 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return list(zip(ids[top.indices].tolist(), top.values.tolist(), strict=True))
 
 
+_BY_CHANCE = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)
+
+
 class _WithoutChance(TorchFunctionMode):
-    """Linear maps are made without numbers by chance: these take seconds for a large target, and are not kept.
+    """Heads are made without numbers by chance: these take seconds for a large target, and are not kept.
 
     (The meta device would do that, too, but its arithmetic imports half of torch.)
     """
@@ -197,7 +200,7 @@ class _WithoutChance(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        return given["tensor"] if func in (nn.init.kaiming_uniform_, nn.init.uniform_) else func(*args, **given)
+        return given["tensor"] if func in _BY_CHANCE else func(*args, **given)
 
 
 def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:

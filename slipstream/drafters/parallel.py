@@ -83,8 +83,10 @@ class ParallelHead(Head):
         self.stack = nn.ModuleList(HeadLayer(config, size, settings.mlp or None) for size in sizes)
         self.stack_norms = nn.ParameterList(torch.ones(width) for _ in sizes[1:])  # before all layers but the first
         self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
-        self.masks = nn.Parameter(0.02 * torch.randn(settings.block - 1, width))  # in place of embeddings
-        self.blank = nn.Parameter(0.02 * torch.randn(width))  # in place of hidden states
+        self.masks = nn.Parameter(
+            nn.init.normal_(torch.empty(settings.block - 1, width), std=0.02)
+        )  # in place of embeddings
+        self.blank = nn.Parameter(nn.init.normal_(torch.empty(width), std=0.02))  # in place of hidden states
         self.link = nn.Linear(width, settings.rank, bias=False)
         self.gate = nn.Linear(width, settings.rank, bias=False)
         self.pull = nn.Linear(settings.rank, len(frame.vocab), bias=False)

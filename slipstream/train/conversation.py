@@ -35,9 +35,9 @@ LEAST_ANSWER = 16  # tokens; what leaves less room, or has less before its loop,
 PLAIN_TURN = (8, 64)  # tokens of a plain text that are the prompt for the rest of it
 TURN_TEMPERATURE = 0.7  # of the user's words: at 1 a small model writes what no user would
 TEMPERATURES = (0.0, 0.0, 0.7)  # of answers, equally likely: most of them are greedy
-WHOLE = 3 / 4  # of the first turns are whole requests; the target writes the others
+WHOLE_REQUESTS = 3 / 4  # of the first turns are whole requests; the target writes the others
 SECOND_TURNS = 1 / 5  # of the conversations go on, if the first answer came to its end
-REQUESTS = 1 / 10  # of the conversations are about an answer, which is kept as a part of the prompt alone
+ABOUT_TEXTS = 1 / 10  # of the conversations are about an answer, which is kept as a part of the prompt alone
 LEAST_TEXT = 64  # tokens of an answer that another question is about
 RECIPE = 3  # another one makes other conversations from the same seed
 
@@ -107,10 +107,10 @@ class Author:
         self._seed = seed
         self._max_tokens = max_tokens
         self._dialogues = dialogues
-        self._requests = Requests(own_words(tokenizer))
         self._turn_end: dict[str, Any] = {}  # parameters that end a user's turn
         self._second_turns = tokenizer.has_chat_template
         self._writes_turns = tokenizer.has_chat_template and dialogues is None
+        self._requests = Requests(own_words(tokenizer) if self._writes_turns else ())
         if tokenizer.has_chat_template:
             try:
                 self._turn_end = self._ending()
@@ -159,7 +159,7 @@ class Author:
     @property
     def most_written(self) -> int:
         """Tokens that the target writes for a conversation if all limits are reached; an average over second turns."""
-        answers, turns = 1 + SECOND_TURNS, 1 + SECOND_TURNS
+        answers, turns = 1 + SECOND_TURNS, SECOND_TURNS + (1 - WHOLE_REQUESTS if self._writes_turns else 1)
         if self._dialogues is not None:
             answers += sum(len(dialogue.later) for dialogue in self._dialogues) / len(self._dialogues)
             turns = SECOND_TURNS
@@ -170,7 +170,7 @@ class Author:
         draw = random.Random(key(self._seed, number))
         seeds = (key(self._seed, number, stage) for stage in count(1))
         temperature, fate = draw.choice(TEMPERATURES), draw.random()
-        goes_on, asks_about = fate < SECOND_TURNS, 0 <= fate - SECOND_TURNS < REQUESTS
+        goes_on, asks_about = fate < SECOND_TURNS, 0 <= fate - SECOND_TURNS < ABOUT_TEXTS
         try:
             source, (asked, later) = yield from self._begin(number, draw, seeds)
             said = yield from self._answer(asked, temperature, seeds)
@@ -206,7 +206,7 @@ class Author:
         """Where the first prompt is from, and the prompt."""
         if self._dialogues is not None:
             return 0, self._dialogues[number]
-        if self._tokenizer.has_chat_template and draw.random() < WHOLE:
+        if self._tokenizer.has_chat_template and draw.random() < WHOLE_REQUESTS:
             kind, words = self._requests.make(draw)
             return len(openings.NAMES) + kind, Dialogue(question(words))
         head = self._around([])[0] if self._tokenizer.has_chat_template else ""

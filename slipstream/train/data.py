@@ -243,9 +243,10 @@ class ChatWriter:
     def _continue(self) -> None:
         """Take over what is there, if the same would have been made."""
         found, wanted = read_header(self._directory), self._description
-        pairs = [(name, found[name], wanted[name]) for name in ("fingerprint", "tokenizer", "vocab_size", "sources")]
+        pairs = [(name, found[name], wanted[name]) for name in ("fingerprint", "tokenizer", "vocab_size")]
         for name in sorted({*found["arguments"], *wanted["arguments"]}):
             pairs.append((name, found["arguments"].get(name), wanted["arguments"].get(name)))
+        pairs.append(("sources", found["sources"], wanted["sources"]))  # which another recipe changes, too
         for name, old, new in pairs:
             if old != new:
                 raise OptionError(

@@ -31,13 +31,12 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "Write a {language} class {word} with {two|three} methods{| for {word2}}.",
     ),
     "code given": (
-        "{Explain|Refactor|Add comments to|Find the bug in|Write tests for|Translate into "
-        "JavaScript|Shorten} this code:\n\n{snippet}",
-        "What does this function do?\n\n{snippet}",
+        "{Explain|Refactor|Add comments to|Find the bug in|Write tests for|Shorten} this code:\n\n{snippet}",
+        "What does this do?\n\n{snippet}",
         "Rewrite this in {language}:\n\n{snippet}",
     ),
     "arithmetic": (
-        "{name} has {3-90} {goods} and gives {2-3} to each of {4-9} friends. How many are left?",
+        "{name} has {30-90} {goods} and gives {2-3} to each of {4-9} friends. How many are left?",
         "{goods} cost {2-9} dollars each. How much do {3-12} of them cost, if the whole price is reduced by "
         "{10-40} percent?",
         "{name} drives {40-110} kilometres an hour for {2-7} hours. How far does {name} get?{| Show each step.}",
@@ -53,15 +52,15 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "List the {multiples of {3-19}|square numbers} from {1-9} to {60-150}.",
         "In a class of {18-35} students {20-80} percent have a pet. About how many is that?",
         "What is the average of {1-40}, {1-60}, {1-80} and {1-99}?",
-        "{name} buys {2-9} {goods} for {2-8} dollars each and pays with a {50|100} dollar note. What is the change?",
+        "{name} buys {2-9} {goods} for {2-8} dollars each and pays with a 100 dollar note. What is the change?",
     ),
     "structured": (
-        "{Write|Give me|Generate} {entity} as {format} with {5-7|four|three} fields.",
+        "{Write|Give me|Generate} {entity} as {format} with {{5-7}|four|three} fields.",
         "{Write|Create} {format} that describes {entity}{| with realistic values| and a nested object}.",
         "List {3-8} {category} as {format}{| with a short description of each}.",
         "Make a table with {3-6} rows that compares {category} by {two|three} properties.",
         "Extract {all names and places|the people and dates|the main facts} from this text as {format}: {passage}",
-        "Turn these notes into {format}: {record}; {record}; {record}",
+        "Turn these notes into {format}: {records}",
         "Write {an HTML page about|an HTML form for|the CSS and HTML of a card that shows} {entity}.",
         "Write a YAML configuration for {a database|a mail server|a build pipeline|a game|a printer|a backup job}.",
         "{Write|Give me} {format} about {word} and {word2}.",
@@ -72,9 +71,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "Rewrite the following in a {style} style:\n\n{passage}",
         "{Put this text into the future tense|Turn this into a dialogue|Write a headline for this|Find "
         "three keywords for this}: {passage}",
-        "{Summarize the following paragraph in one sentence|What is the main point of this text|List the "
-        "facts}:\n\n{passage}",
-        "Answer from the text: {Who|Where|What|When} is it about?\n\n{passage}",
+        "{Summarize the following paragraph in one sentence:|What is the main point of this text?|List the facts:}"
+        "\n\n{passage}",
+        "Answer from the text: {who|what} is it about?\n\n{passage}",
         "{Correct the mistakes|Fix the grammar|Proofread this}: {wrong}{| {wrong2}}",
         "Make this message more {style}: {message}",
         "Replace {name} by {name2} in this text: {name} likes {activity}. {name} also knows how to {task}.",
@@ -90,15 +89,15 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "How does {device} work?",
         "How would you explain {device} to {audience}?",
         "Why {is it that|do people say that} {why}?",
-        "{Explain why|Can you tell me why} {why}.",
+        "{Explain why {why}.|Can you tell me why {why}?|Do you know why {why}?}",
         "What is the difference between {pair}?",
-        "What are the {advantages and disadvantages|pros and cons|benefits|risks} of {option}?",
+        "What are the {pros and cons|benefits|risks|problems} of {option}?",
         "{Who was|What is known about|What did people learn from} {figure}?",
         "{What happened during|What were the causes of|Why is it important to know about} {event}?",
         "Tell me {three|five|some} {interesting |}facts about {animal}.",
         "How does {animal} {survive the winter|find its food|protect itself|raise its young}?",
-        "{What is the capital of|What is typical food in|What should I know before I travel to|Describe the "
-        "climate of} {country}?",
+        "What {is the capital of|is typical food in|should I know before I travel to} {country}?",
+        "Describe the {climate|history|music} of {country}.",
         "Compare {country} and {country2}.",
         "What do you think of {option}? Give reasons.",
         "What is {word}{| and what is {word2}}?",
@@ -112,7 +111,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     ),
     "advice": (
         "How {do|can} I {task}?{| Give me step by step instructions.}",
-        "Give me {three|five|seven|ten} tips for {activity}.",
+        "Give me {three|four|seven|ten} tips for {activity}.",
         "What should {a beginner|I|my friend} know about {activity}?",
         "{situation}. What {should|can} I do?",
         "Suggest {three|five|ten} {category}.",
@@ -132,8 +131,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "letter": (
         "Write {an email|a letter|a short message} to {recipient} about {matter}.",
         "Help me write {an email|a letter} in which I {apologize for|ask about|complain about} {matter}.",
-        "Write a cover letter for a job as a {job}.",
-        "Write {three|five} questions for an interview with a {job}{| and good answers}.",
+        "Write a cover letter for a job as {job}.",
+        "Write {three|five} questions for an interview with {job}{| and good answers}.",
         "Answer this message {politely|briefly}: {message}",
         "Write {text} about {option}.",
         "Write {text} for {entity}.",
@@ -141,7 +140,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "Write an email to {recipient} about {word}.",
     ),
     "story": (
-        "{Write|Tell me|Make up} a {short |funny |sad |}story about {creature} {who|that} {deed}.",
+        "{Write|Tell me|Make up} a {short |funny |sad |}story about {creature} who {deed}.",
         "Write {text} about {thing}.",
         "Write a story in which {creature} meets {creature2}.",
         "Write a dialogue between {creature} and {creature2}{| about {thing}}.",
@@ -172,12 +171,12 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 _PARTS: dict[str, tuple[str, ...]] = {
     "passage": ("{sentence} {sentence} {sentence}", "{sentence} {sentence} {sentence} {sentence} {sentence}"),
     "sentence": (
-        "{person} was born in {city} in {1931-2004} and works as a {job}.",
+        "{person} was born in {city} in {1931-2004} and works as {job}.",
         "On {2-28} {March|June|October|December} {1990-2024} {person} moved from {city} to {city2}.",
         "The {museum|bakery|workshop|school|theatre} in {city} was founded in {1850-2010} and has {4-90} employees.",
         "{person} teaches {activity} and has written {2-12} books about it.",
         "Many people in {country} worry about {option}.",
-        "Last year {person} learned how to {task}.",
+        "Last year {person} learned to {task}.",
         "The trip takes {2-9} hours and costs {20-300} dollars.",
         "Scientists from {city} have found out why {why}.",
         "It has rained for {2-9} days, and the {market|match|concert|parade} was cancelled.",
@@ -187,10 +186,10 @@ _PARTS: dict[str, tuple[str, ...]] = {
         "In the evening the family eats {food}, and then they talk about {activity}.",
         "Visitors can see {2-9} paintings, {10-80} letters and {thing}.",
     ),
-    "record": (
-        "{name}, {18-80}, {city}",
-        "{goods}, {1-20} dollars, {10-300} in stock",
-        "{city}, {country}, {2-30} million",
+    "records": (
+        "{person}, {18-80}, {city}; {person2}, {18-80}, {city2}",
+        "{goods}, {1-20} dollars; {goods2}, {1-20} dollars",
+        "{city}: {10-35} degrees, sunny; {city2}: {1-25} degrees, rain",
     ),
     "message": (
         "Hi, I got your note about {matter}, but I have no time before Friday.",
@@ -199,7 +198,7 @@ _PARTS: dict[str, tuple[str, ...]] = {
         "Thanks for your help with {matter}. Can we talk about it in {city}?",
     ),
     "review": (
-        "The {food} was cold and the waiter forgot our drinks.",
+        "We ordered {food}, but it was cold, and the waiter forgot our drinks.",
         "I bought {device} and it works perfectly, even after {2-12} months.",
         "The film about {creature} was too long, but the music was wonderful.",
         "Best hotel in {city}: clean, quiet and close to the station.",
@@ -211,19 +210,19 @@ _PARTS: dict[str, tuple[str, ...]] = {
         '"You should not have come," said {name}.',
     ),
     "snippet": (
-        "def {check|test|find}(items, x):\n    for i in range(len(items)):\n        if items[i] == x:\n     "
-        "       return i\n    return -1",
-        "def total(prices, tax=0.{1-2}):\n    result = 0\n    for p in prices:\n        result += p * (1 + "
+        "def {check|test|find|locate}_{word}(items, x):\n    for i in range(len(items)):\n        if items[i] == x:\n"
+        "            return i\n    return -1",
+        "def total_{word}(prices, tax=0.{1-2}):\n    result = 0\n    for p in prices:\n        result += p * (1 + "
         "tax)\n    return result",
-        "numbers = [{1-9}, {1-9}, {10-99}]\nfor n in numbers:\n    if n % 2:\n        print(n, 'odd')\n    "
+        "{word} = [{1-9}, {1-9}, {10-99}]\nfor n in {word}:\n    if n % 2:\n        print(n, 'odd')\n    "
         "else:\n        print(n, 'even')",
         "function greet(name) <<\n  if (!name) return 'Hello!';\n  return 'Hello, ' + name + '!';\n>>",
-        "class Account:\n    def __init__(self, owner, balance=0):\n        self.owner = owner\n        "
-        "self.balance = balance\n\n"
-        "    def withdraw(self, amount):\n        self.balance -= amount\n        return self.balance",
-        "def power(base, n):\n    if n == 0:\n        return 1\n    return base * power(base, n - 1)",
-        "SELECT city, COUNT(*) FROM customers WHERE age > {18-60} GROUP BY city;",
-        "with open('notes.txt') as f:\n    lines = f.readlines()\nprint(len(lines))\nprint(max(lines, key=len))",
+        "class Account:\n    def __init__(self, owner, {word}=0):\n        self.owner = owner\n"
+        "        self.{word} = {word}\n\n"
+        "    def withdraw(self, amount):\n        self.{word} -= amount\n        return self.{word}",
+        "def {word}(base, n):\n    if n == 0:\n        return 1\n    return base * {word}(base, n - 1)",
+        "SELECT {word}, COUNT(*) FROM {word2} WHERE age > {18-60} GROUP BY {word};",
+        "with open('{word}.txt') as f:\n    lines = f.readlines()\nprint(len(lines))\nprint(max(lines, key=len))",
         "int largest(int a[], int n) <<\n    int best = 0;\n    for (int i = 0; i <= n; i++)\n        if "
         "(a[i] > best) best = a[i];\n"
         "    return best;\n>>",
@@ -231,13 +230,13 @@ _PARTS: dict[str, tuple[str, ...]] = {
         "return True",
         "let words = text.split(' ');\nlet longest = '';\nfor (const w of words) <<\n  if (w.length > "
         "longest.length) longest = w;\n>>",
-        "def clean(text):\n    return ' '.join(text.lower().strip().split())",
+        "def clean_{word}(text):\n    return ' '.join(text.lower().strip().split())",
     ),
 }
 
 # What some people say before they ask.
 _LEADS = (
-    *("I am a {job}.", "I am {12-80} years old.", "I live in {city}.", "My name is {name}.", "I am from {country}."),
+    *("I am {job}.", "I am {12-80} years old.", "I live in {city}.", "My name is {name}.", "I am from {country}."),
     *("Hi!", "Hello, I need help.", "Quick question.", "I am interested in {word}.", "I am writing about {word}."),
     *(
         "I am preparing a lesson about {concept}.",
@@ -249,16 +248,17 @@ _LEADS = (
 
 KINDS = tuple(PATTERNS)  # a request's kind is kept as its place in here
 _EVERY = tuple((kind, pattern) for kind, name in enumerate(KINDS) for pattern in PATTERNS[name])
-_LED, _ENDED = 0.4, 0.3  # of the requests have something before them; say how they want to be answered
+_ENOUGH = 100  # words of a target's own; with fewer a list of ours is taken
+_LED, _ENDED = 0.25, 0.3  # of the requests have something before them; say how they want to be answered
 _SLOT = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 class Requests:
-    """Makes requests. `own`: words of the target's own, for `{word}`."""
+    """Makes requests. `own`: words of the target's own, for `{word}`, if they are more than a few."""
 
     def __init__(self, own: Sequence[str]) -> None:
-        self._words = {**WORDS, "word": own or WORDS["concept"]}
+        self._words = {**WORDS, "word": own} if len(own) >= _ENOUGH else WORDS
 
     def make(self, draw: random.Random) -> tuple[int, str]:
         """The place of a kind in `KINDS`, and a request of that kind; every pattern is equally likely."""
@@ -268,12 +268,14 @@ class Requests:
         if draw.random() < _LED:
             text = f"{self._filled(draw.choice(_LEADS), draw)} {text}"
         if draw.random() < _ENDED:
-            text += ("\n\n" if "\n" in text else " ") + draw.choice(self._words["ending"])
+            given = pattern.endswith("}")  # a text, which an ending is no part of
+            text += ("\n\n" if given else " ") + draw.choice(self._words["ending"])
         return kind, text
 
     def _filled(self, pattern: str, draw: random.Random) -> str:
-        """A pattern with a choice for every slot, from the inside out; a name that comes again stands for "
-        "the same."""
+        """A pattern with a choice for every slot, from the inside out. A name that comes again stands for the same, and
+        no part comes twice.
+        """
         taken: dict[str, str] = {}
         while found := _SLOT.search(pattern):
             pattern = pattern[: found.start()] + self._choice(found[1], taken, draw) + pattern[found.end() :]
@@ -285,7 +287,9 @@ class Requests:
         if span := _RANGE.fullmatch(slot):
             return str(draw.randint(int(span[1]), int(span[2])))
         if slot in _PARTS:
-            return self._filled(draw.choice(_PARTS[slot]), draw)
+            part = draw.choice([part for part in _PARTS[slot] if part not in taken])
+            taken[part] = slot
+            return self._filled(part, draw)
         while slot not in taken:
             word = draw.choice(self._words[slot.removesuffix("2")])
             if word not in taken.values():

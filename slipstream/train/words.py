@@ -35,7 +35,7 @@ _TEXTS = {
         a dragon; a talking cat; a lonely ghost; a young wizard; a mermaid; a shy giant; a lost astronaut;
         an old gardener; a brave mouse; a detective; a street musician; a lighthouse keeper; a small robot;
         a princess; a thief; a beekeeper; a schoolteacher; a blind painter; a time traveller; a librarian; a
-        baker; a shepherd; a pirate captain; twin brothers; a night watchman; a runaway horse; a puppet; an
+        baker; a shepherd; a pirate captain;  a night watchman; a runaway horse; a puppet; an
         inventor; a fisherman's daughter; a retired spy
     """,
     "deed": """
@@ -105,7 +105,7 @@ _TEXTS = {
     """,
     "task": """
         change a flat tyre; clean a cast-iron pan; tie a tie; write a good CV; remove a coffee stain; set up
-        a home network; make yoghurt; fold a fitted sheet; plant an apple tree; back up my photos; boil an
+        a home network; make yoghurt; fold a fitted sheet; plant an apple tree; back up photos; boil an
         egg; choose a laptop; stop a nosebleed; sharpen a knife; meditate; start a podcast; iron a shirt;
         cut an onion without crying; calm a crying baby; build a bookshelf; read a map; make friends at
         work; get rid of ants; apply for a passport; keep a diary; fix a dripping tap; make a paper plane;
@@ -114,7 +114,7 @@ _TEXTS = {
         hurricane; write a business plan; open a bank account; clean a keyboard; bake a cake without eggs;
         choose a good melon; make a budget; dye a shirt; learn touch typing; wrap a present; prepare a
         presentation; dry flowers; hang a picture; keep a cat off the table; pack a suitcase; make soap;
-        find a mentor; write a will; measure a room; improve my posture; deal with a bully; test a battery;
+        find a mentor; write a will; measure a room; keep a good posture; deal with a bully; test a battery;
         pick a paint colour; paint a wall; peel garlic; feed birds in winter; make ice cream; prune roses;
         stay awake at work; check the oil of a car; sell a used phone; grow a beard; get over a cold; cook
         rice; whistle with two fingers; build a campfire; learn a poem by heart; find cheap flights
@@ -163,9 +163,9 @@ _TEXTS = {
         and a seed; a refugee and a migrant
     """,
     "job": """
-        nurse; software developer; waiter; accountant; teacher; electrician; graphic designer; sales
-        manager; librarian; truck driver; gardener; journalist; pharmacist; receptionist; data analyst;
-        carpenter; tour guide; chef; mechanic; translator
+        a nurse; a software developer; a waiter; an accountant; a teacher; an electrician; a graphic
+        designer; a sales manager; a librarian; a truck driver; a gardener; a journalist; a pharmacist; a
+        receptionist; a data analyst; a carpenter; a tour guide; a chef; a mechanic; a translator
     """,
     "matter": """
         a late delivery; a wrong invoice; a noisy construction site; a day off next week; a broken heater; a
@@ -283,6 +283,11 @@ _TEXTS = {
         article; a tweet; a slogan; a review; an essay; a diary page; a paragraph; a haiku; a poem; a song;
         a riddle; a joke; a motivational quote; a story
     """,
+    "word": """
+        garden; bridge; market; lantern; winter; harbour; memory; kitchen; river; festival; island; mirror;
+        engine; village; library; silver; journey; orchard; music; copper; stadium; forest; weather; ticket;
+        castle; pepper; hospital; thunder; pencil; desert; puzzle; railway; velvet; museum; honey; compass
+    """,
     "ending": """
         Keep it short.; Use simple words.; Give an example.; Explain your reasoning.; Answer in three
         sentences.; Be detailed.; Use bullet points.; Thank you!; Please write at least two paragraphs.;
@@ -295,6 +300,8 @@ _WHOLE = re.compile(r" [a-z]{5,}")
 
 
 def own_words(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The words that are single tokens of the target: whatever it can talk about is likely to be among them."""
+    """The words that are single tokens of the target: whatever it can talk about is likely to be among them, and so are
+    some beginnings of words. None where a token does not show that it follows a space.
+    """
     texts = (tokenizer.token_text(id) for id in range(len(tokenizer)))
     return tuple(text[1:] for text in texts if _WHOLE.fullmatch(text))
