@@ -200,7 +200,9 @@ class _WithoutChance(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        return given["tensor"] if func in _BY_CHANCE else func(*args, **given)
+        if func in _BY_CHANCE:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
