@@ -17,7 +17,7 @@ from slipstream.bench.bodies import BodyCheckpoint
 from slipstream.bench.placing import Placing
 from slipstream.drafters.head import Frame, Head
 from slipstream.drafters.head_layer import HeadLayer
-from slipstream.drafters.learned import LearnedDrafter, make_head
+from slipstream.drafters.learned import LearnedDrafter, unfilled_head
 from slipstream.drafters.registry import drafter_class
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import OptionError
@@ -69,8 +69,7 @@ def _outline(
         raise AssertionError("an outline is never run")
 
     rows, norm = torch.zeros(()).expand(len(vocab), config.hidden_size), torch.ones(config.hidden_size)
-    with torch.device("meta"):
-        return make_head(kind, settings, Frame(config, vocab, rows, norm, unknown, unknown))
+    return unfilled_head(kind, settings, Frame(config, vocab, rows, norm, unknown, unknown))
 
 
 def _settings(settings: dict[str, Any], small: Head, body: BodyCheckpoint) -> dict[str, Any]:

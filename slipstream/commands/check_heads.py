@@ -38,7 +38,7 @@ def examine_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> 
 
     from slipstream.drafters import drafter_class, trained
     from slipstream.drafters.head import Frame
-    from slipstream.drafters.learned import LearnedDrafter, kept_per_token, make_head
+    from slipstream.drafters.learned import LearnedDrafter, kept_per_token, unfilled_head
     from slipstream.errors import SlipstreamError
 
     kind, place = drafter_class(spec.method), getattr(spec.checked(), "checkpoint", None)
@@ -51,7 +51,7 @@ def examine_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> 
         found.require_shape(spec.method, config, Path(place))
         rows = torch.zeros(len(found.vocab), config.hidden_size)
         nothing = Frame(config, found.vocab, rows, torch.ones(config.hidden_size), lambda ids: rows[:0], lambda _: None)
-        kept = kept_per_token(make_head(kind, found.settings, nothing))
+        kept = kept_per_token(unfilled_head(kind, found.settings, nothing))
     except SlipstreamError as error:
         return TrainedHead(spec.method, place, problem=error.message)
     numbers = sum(weight.numel() for weight in found.weights.values())

@@ -130,9 +130,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return found
 
     def _restored(self) -> Head:
-        frame = frame_of(self.target, self.vocab)
-        with _WithoutChance():
-            head = make_head(type(self), self.trained.settings, frame)
+        head = unfilled_head(type(self), self.trained.settings, frame_of(self.target, self.vocab))
         wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
         found = {name: tuple(weight.shape) for name, weight in self.trained.weights.items()}
         if wanted != found:
@@ -185,6 +183,12 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
             scores = scores + noise.gumbel(key, ids, self.target.device)
         top = torch.topk(torch.softmax(scores, -1), min(growth.plan.branch, len(scores)))
         return list(zip(ids[top.indices].tolist(), top.values.tolist(), strict=True))
+
+
+def unfilled_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
+    """A head whose weights have to come from elsewhere, or of which only the shapes are wanted."""
+    with _WithoutChance():
+        return make_head(kind, settings, frame)
 
 
 _BY_CHANCE = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)
