@@ -9,7 +9,8 @@ import pytest
 
 from slipstream import SamplingParams
 from slipstream.drafters.device_draft import DeviceDraft
-from slipstream.engine.burst import TREE_ROUNDS, WAITING_ROUNDS, Size
+from slipstream.engine.burst import TREE_ROUNDS, WAITING_ROUNDS
+from slipstream.engine.rounds import Size
 from tests.corpora import write_corpus
 from tests.laned import burst_on_cpu
 from tests.test_repeat_rounds import LOOP, rounds_of

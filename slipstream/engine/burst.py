@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from slipstream import forest
 from slipstream.attention import LaneTiles
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.choices import choose_rows
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.registry import AnyDrafter
-from slipstream.engine.endings import Taken, emit_rounds
+from slipstream.engine.endings import Taken, emit_plain, emit_rounds
+from slipstream.engine.rounds import Collected, Size
 from slipstream.engine.scheduler import Work
 from slipstream.graphs import Graphs, bucket
 from slipstream.lanes import Lanes
@@ -41,7 +39,6 @@ from slipstream.verify import Match, Verifier
 PLAIN_ROUNDS = 16  # of a burst at most: tokens reach a stream, and prompts their turn, that much later
 TREE_ROUNDS = 8
 WAITING_ROUNDS = 4  # plain ones, while a drafter has nothing to guess
-_ENDED = 8  # a burst stops where one in so many lanes has come to its end
 
 
 def make_burst(model: Model, cache: PagedCache, drafter: AnyDrafter, verifier: Verifier) -> Burst | None:
@@ -49,24 +46,6 @@ def make_burst(model: Model, cache: PagedCache, drafter: AnyDrafter, verifier: V
     if not (isinstance(model, Decoder) and model.captures and isinstance(verifier, Match)):
         return None
     return Burst(model, cache, drafter) if drafter.blind or drafter.device_draft(1) is not None else None
-
-
-@dataclass(frozen=True, eq=False)
-class Size:
-    """All that rounds of one size of batch need."""
-
-    lanes: Lanes
-    draft: DeviceDraft | None
-    loop: DeviceLoop | None
-    rounds: int  # of a burst at most
-    tiles: LaneTiles
-    told: torch.Tensor  # int64 [2 * rounds, lanes, 2 + depth + 1]: accepted, deepest, taken; bursts take turns
-    heard: torch.Tensor  # the same for the host
-    number: torch.Tensor  # int64 [1]: the line of the next round
-
-    def known(self, sequence: Sequence) -> int:
-        """How many tokens of a sequence the drafter need not be told."""
-        return len(sequence.tokens) - 1 if self.draft is None else self.draft.known(sequence)
 
 
 class Stand(NamedTuple):
@@ -85,7 +64,7 @@ class Launched:
     size: Size
     sequences: list[Sequence]
     starts: list[int]  # where the roots of the first round were
-    collected: _Collected
+    collected: Collected
     most: int  # rounds that there is room for
     began: float
     rounds: int = 0
@@ -157,7 +136,7 @@ class Burst:
         began = time.perf_counter()
         size = self.filled(sequences)
         size.number.zero_()
-        collected = _Collected(size, sequences, [s.remaining for s in sequences])
+        collected = Collected(size, sequences, [s.remaining for s in sequences])
         return self._run(Launched(size, sequences, [s.cached for s in sequences], collected, rounds, began), rounds)
 
     def _run(self, launched: Launched, rounds: int) -> Launched:
@@ -185,7 +164,7 @@ class Burst:
         rounds = self._reserve(size, sequences, starts, min(size.rounds, max(collected.left)))
         if rounds:
             size.lanes.turn_to(sequences, self._cache.idle_page)
-            next_one = _Collected(size, sequences, collected.left, after=collected)
+            next_one = Collected(size, sequences, collected.left, after=collected)
             size.number.fill_(next_one.first_line)
             begun = Launched(size, sequences, starts, next_one, rounds, time.perf_counter())
             self.ahead = self._run(begun, 1)
@@ -216,10 +195,16 @@ class Burst:
             device_ms = 1000 * (time.perf_counter() - launched.began)
             if stop > last:
                 meanwhile()
-            for lane, sequence in enumerate(sequences):
-                if not sequence.finished:
-                    given = [Taken(line[2 : 3 + line[0]], size.lanes.nodes, line[1]) for line in told[:, lane].tolist()]
-                    counts[lane] += emit_rounds(sequence, given, self._drafter.name)
+            nodes, name = size.lanes.nodes, self._drafter.name
+            lines = (told if nodes else told[:, :, 2]).swapaxes(0, 1).tolist()  # of each lane; plain ones are tokens
+            for lane, (sequence, given) in enumerate(zip(sequences, lines, strict=True)):
+                if sequence.finished:
+                    continue
+                if nodes:
+                    trees = [Taken(line[2 : 3 + line[0]], nodes, line[1]) for line in given]
+                    counts[lane] += emit_rounds(sequence, trees, name)
+                else:
+                    counts[lane] += emit_plain(sequence, given)
         for sequence, start, count in zip(sequences, launched.starts, counts, strict=True):
             # A round writes the row of the token that it reads: of the tokens given out, all but the last are rows now.
             if count:  # or it was cancelled, and its pages are gone
@@ -317,83 +302,3 @@ def _standing(size: Size, sequences: list[Sequence]) -> list[Stand]:
 def _scratch(draft: DeviceDraft | None) -> int:
     """Rows behind a root that a round may write: those of the tree, or of what drafting needs."""
     return 0 if draft is None else max(draft.nodes, draft.scratch)
-
-
-class _Collected:
-    """What rounds gave, on its way to the host: sent behind each round, read when the next one is under way."""
-
-    first_line: int
-
-    def __init__(self, size: Size, sequences: list[Sequence], left: Seq[int], after: _Collected | None = None) -> None:
-        """`left`: tokens that each may still get. `after`: what the rounds before gave, if that is still read."""
-        first = self.first_line = size.rounds if after is not None and after.first_line == 0 else 0
-        self._told = size.told[first : first + size.rounds]
-        self._heard = size.heard[first : first + size.rounds]
-        self._most = 1 + size.lanes.depth  # tokens of a round
-        self._lanes = len(sequences)
-        self._events: list[torch.cuda.Event] = []
-        ends = set().union(*(s.end_ids.union(s.params.stop_token_ids or ()) for s in sequences))
-        self._ends = np.array(sorted(ends), dtype=np.int64)
-        self._seen = 0  # rounds in which ends have been looked for
-        self._left = np.array(left)
-        self._over = np.zeros(self._lanes, dtype=np.bool_)
-
-    def send(self, number: int) -> None:
-        """Copy what a round gave, when it is over."""
-        if self._told.is_cuda:
-            self._heard[number].copy_(self._told[number], non_blocking=True)
-            self._events.append(torch.cuda.Event())
-            self._events[-1].record()
-
-    @property
-    def left(self) -> list[int]:
-        """Tokens that each sequence may still get behind the rounds in which ends have been looked for."""
-        left: list[int] = self._left.tolist()
-        return left
-
-    def over(self, number: int) -> bool:
-        """Whether round `number` would be one too many.
-
-        The round before the last one is over by now, or soon; the last one keeps the device busy meanwhile. Where that
-        may be the last for many, it is waited for itself: the next would be in vain.
-        """
-        return self._ended(number - 2) or (self._may_end() and self._ended(number - 1))
-
-    def any_ended(self, number: int) -> bool:
-        """Whether any answer has ended after round `number` and all before it."""
-        self._look(number)
-        return bool(self._over.any())
-
-    def _may_end(self) -> bool:
-        """Whether one more round than have been seen may end as many answers as stop a burst, by their lengths."""
-        return self._many(self._over | (self._left <= self._most))
-
-    def _ended(self, number: int) -> bool:
-        """Whether so many answers have ended, after round `number` and all before it, that the burst stops."""
-        self._look(number)
-        return self._many(self._over)
-
-    def _look(self, number: int) -> None:
-        """Look for ends in all rounds up to this one."""
-        while self._seen <= number:
-            lines = self.read(self._seen, self._seen + 1)[0]
-            tokens, counts = lines[:, 2:], lines[:, 0] + 1
-            counted = np.arange(tokens.shape[1]) < counts[:, None]
-            self._left -= counts
-            self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
-            self._seen += 1
-
-    def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
-        return _ENDED * int(lanes.sum()) >= self._lanes
-
-    def taken(self, rounds: int) -> list[int]:
-        """How many tokens each sequence was told in so many rounds, which are over."""
-        counts: list[int] = (self._heard[:rounds, : self._lanes, 0] + 1).sum(0).tolist()
-        return counts
-
-    def read(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """What rounds `first` to `stop` gave, as soon as the last of them is over."""
-        if self._told.is_cuda:
-            self._events[stop - 1].synchronize()
-        lines: npt.NDArray[np.int64] = self._heard[first:stop, : self._lanes].numpy()
-        return lines

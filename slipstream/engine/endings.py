@@ -54,15 +54,11 @@ def emit_rounds(sequence: Sequence, rounds: list[Taken], origin: str) -> int:
     It has emitted before, and has neither a minimum length, stop strings nor logprobs: many tokens at once cost little
     more than one. `origin`: the drafter of accepted tokens.
     """
-    stats, room = sequence.stats, sequence.remaining
-    ends = sequence.end_ids.union(sequence.params.stop_token_ids or ())
+    stats, room, ends = sequence.stats, sequence.remaining, _ends(sequence)
     given: list[int] = []
     ended = False
     for tokens, drafted, deepest in rounds:
-        fresh = tokens[: room - len(given)]
-        ended = not ends.isdisjoint(fresh)
-        if ended:
-            fresh = fresh[: 1 + next(i for i, token in enumerate(fresh) if token in ends)]
+        fresh, ended = _up_to_end(tokens[: room - len(given)], ends)
         accepted = min(len(fresh), len(tokens) - 1)
         stats.origins += [origin] * accepted + [None] * (len(fresh) - accepted)
         _count(stats, drafted, deepest, accepted)
@@ -70,6 +66,32 @@ def emit_rounds(sequence: Sequence, rounds: list[Taken], origin: str) -> int:
         given += fresh
         if ended or len(given) == room:
             break
+    return _give(sequence, given, ended)
+
+
+def emit_plain(sequence: Sequence, tokens: list[int]) -> int:
+    """The same for rounds without trees, a token each: in one go, since batches are the largest here."""
+    given, ended = _up_to_end(tokens[: sequence.remaining], _ends(sequence))
+    sequence.stats.steps += len(given)
+    sequence.stats.origins += [None] * len(given)
+    return _give(sequence, given, ended)
+
+
+def _ends(sequence: Sequence) -> frozenset[int]:
+    """Tokens that end an answer, wherever they stand in it."""
+    return sequence.end_ids.union(sequence.params.stop_token_ids or ())
+
+
+def _up_to_end(tokens: list[int], ends: frozenset[int]) -> tuple[list[int], bool]:
+    """The tokens up to the first that ends an answer, and whether there is one."""
+    if ends.isdisjoint(tokens):
+        return tokens, False
+    return tokens[: 1 + next(i for i, token in enumerate(tokens) if token in ends)], True
+
+
+def _give(sequence: Sequence, given: list[int], ended: bool) -> int:
+    """Append the tokens of rounds, of which the last one ends the answer or not; returns how many they are."""
+    stats, room = sequence.stats, sequence.remaining
     stats.emitted += len(given)
     stats.decoded += len(given)
     sequence.tokens += given

@@ -120,10 +120,9 @@ class Scheduler:
 
     def _first_choice(self, sequence: Sequence) -> Sequence | None:
         """The running sequence that has the same prompt because it is another choice of the same request."""
-        for other in self.running:
-            if other.request is sequence.request:
-                return other
-        return None
+        if sequence.params.n == 1:  # there is none; and batches may be large
+            return None
+        return next((other for other in self.running if other.request is sequence.request), None)
 
     def reserve(self, work: list[Work], rows: dict[Sequence, int]) -> list[Work]:
         """Reserve `rows[sequence]` slots for each; the youngest sequences make room if there is too little."""

@@ -32,11 +32,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step did for one sequence."""
+    """What a step did for one sequence, to be read before the next one."""
 
     sequence: Sequence
-    tree: TokenTree
     new_tokens: int
+    drafted: TokenTree | None = None  # None: rounds on the device, whose trees nobody has
+
+    @property
+    def tree(self) -> TokenTree:
+        """The tree of the step; of rounds its root, the last token before them."""
+        return self.drafted or TokenTree(self.sequence.tokens[-1 - self.new_tokens])
 
 
 @dataclass
@@ -103,8 +108,6 @@ class Engine:
         if launched is None:
             return []
         sequences = [sequence for sequence in launched.sequences if not sequence.finished]  # the others were cancelled
-        roots = {sequence: TokenTree(sequence.tokens[-1]) for sequence in sequences}
-
         failed = False
 
         def go_ahead() -> None:
@@ -126,7 +129,7 @@ class Engine:
         if failed:
             burst.forget()
         given = dict(zip(launched.sequences, counts, strict=True))
-        progress = [Progress(sequence, roots[sequence], given[sequence]) for sequence in sequences]
+        progress = [Progress(sequence, given[sequence]) for sequence in sequences]
         for sequence in sequences:
             self.cache.share(sequence.table, TARGET, sequence.tokens)
             if burst.ahead is None:  # or its pages are being written
@@ -201,7 +204,7 @@ class Engine:
             taps = self._commit(sequence, lead, verdict.nodes, launched, rows)
             count = emit(sequence, tree, verdict, target)
             sequence.stats.lossy = self.verifier.lossy
-            progress.append(Progress(sequence, tree, count))
+            progress.append(Progress(sequence, count, tree))
             outcomes.append(Outcome(sequence, verdict.tokens, taps, tree, scouted))
         verified = time.perf_counter()
         followed = [o for o in outcomes if not o.sequence.drafter_dropped]

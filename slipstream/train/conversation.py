@@ -24,8 +24,7 @@ from slipstream.text import Tokenizer
 from slipstream.train import openings
 from slipstream.train.data_files import ABOUT, CUT, FOLLOWED
 from slipstream.train.loops import Signature, loop_start, signature
-from slipstream.train.requests import KINDS, Requests
-from slipstream.train.words import own_words
+from slipstream.train.requests import KINDS, Requests, own_words
 from slipstream.tuning.prompts import Conversation, Dialogue, encode, question
 from slipstream.types import Output, SamplingParams
 
@@ -35,11 +34,11 @@ LEAST_ANSWER = 16  # tokens; what leaves less room, or has less before its loop,
 PLAIN_TURN = (8, 64)  # tokens of a plain text that are the prompt for the rest of it
 TURN_TEMPERATURE = 0.7  # of the user's words: at 1 a small model writes what no user would
 TEMPERATURES = (0.0, 0.0, 0.7)  # of answers, equally likely: most of them are greedy
-WHOLE_REQUESTS = 3 / 4  # of the first turns are whole requests; the target writes the others
+WHOLE_REQUESTS = 5 / 6  # of the first turns are whole requests; the target writes the others
 SECOND_TURNS = 1 / 5  # of the conversations go on, if the first answer came to its end
 ABOUT_TEXTS = 1 / 10  # of the conversations are about an answer, which is kept as a part of the prompt alone
 LEAST_TEXT = 64  # tokens of an answer that another question is about
-RECIPE = 3  # another one makes other conversations from the same seed
+RECIPE = 4  # another one makes other conversations from the same seed
 
 # Where a first turn may come from: an opening, or a whole request.
 SOURCES = (*openings.NAMES, *(f"whole request: {kind}" for kind in KINDS))
