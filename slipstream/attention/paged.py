@@ -21,7 +21,6 @@ _PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to pu
 _MOST_SPLITS = 64
 _STAGES = 2
 _WARPS, _FEW_WARPS = 4, 2
-_LONE_WARPS, _LONE_STAGES, _LONE_COLUMNS = 4, 2, 64  # of very many lone rows: small programs
 _FEW_QUERIES = 16
 _BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
@@ -54,15 +53,9 @@ class PagedAttention:
         count = self._tiles.fields.shape[1]
         self._splits = splits(count, kv_heads)
         self._lone = count == self._tiles.rows  # a row each
-        # Many small trees or lone rows: smaller programs leave each other room.
-        crowded = count * kv_heads > _PROGRAMS and self._tiles.queries <= _FEW_QUERIES
-        self._warps, self._stages, self._columns = _WARPS, _STAGES, _MOST_COLUMNS
-        if crowded and self._lone:
-            self._warps, self._stages, self._columns = _LONE_WARPS, _LONE_STAGES, _LONE_COLUMNS
-        elif crowded:
-            self._warps = _FEW_WARPS
-        elif self._lone and self._splits > 1:
-            self._stages = 1  # up to some thousand tokens a program has a block or two
+        # Many small trees: programs of half the size leave each other room.
+        crowded = not self._lone and count * kv_heads > _PROGRAMS and self._tiles.queries <= _FEW_QUERIES
+        self._warps = _FEW_WARPS if crowded else _WARPS
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
@@ -106,14 +99,14 @@ class PagedAttention:
             PADDED=padded,
             PAGE=PAGE_SIZE,
             BLOCK_M=tiles.queries,
-            BLOCK_N=block_columns(padded * q.dtype.itemsize, self._columns),
+            BLOCK_N=block_columns(padded * q.dtype.itemsize),
             SPLITS=shares,
             TREES=tiles.trees,
             WINDOWED=window is not None,
             CAPPED=self._softcap is not None,
             PRECISION="ieee" if exact else "tf32",
             num_warps=self._warps,
-            num_stages=self._stages,
+            num_stages=1 if self._lone and shares > 1 else _STAGES,  # up to some thousand tokens it has a block or two
         )
         if shares > 1:
             lines = tiles.rows * heads
@@ -128,8 +121,9 @@ def splits(tiles: int, kv_heads: int) -> int:
     return 1 << min(_MOST_SPLITS, max(1, _PROGRAMS // alone)).bit_length() - 1
 
 
-def block_columns(row_bytes: int, columns: int = _MOST_COLUMNS) -> int:
+def block_columns(row_bytes: int) -> int:
     """Columns of one product: fewer where the heads are wide. A power of two, so that pages are whole blocks."""
+    columns = _MOST_COLUMNS
     while columns > _LEAST_COLUMNS and columns * row_bytes > _BLOCK_BYTES:
         columns //= 2
     return columns
