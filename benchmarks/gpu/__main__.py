@@ -156,12 +156,13 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _widened(llm: LLM, body: bodies.BodyCheckpoint, names: list[str], folder: Path) -> dict[str, str]:
-    """The shipped drafters, or others as METHOD=DIRECTORY, at the body's width."""
+    """The shipped drafters, or others as NAME=DIRECTORY, at the body's width."""
     found = {}
     for given in names:
         name, _, directory = given.partition("=")
         place = Path(directory) if directory else trained.find(name, body.source_fingerprint)
-        assert place is not None, f"no {name} drafter for {body.source.name}"
+        if place is None:
+            raise SystemExit(f"no trained {name!r} for {body.source.name}; --drafters: {', '.join(LEARNED)}, or NAME=DIRECTORY")
         wide = widened(trained.load(place), body, llm.model.fingerprint)
         trained.save(folder / name, wide)
         found[name] = f"{name}:checkpoint={folder / name}"
