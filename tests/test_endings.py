@@ -10,8 +10,12 @@ import functools
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream import LLM, SamplingParams
+from slipstream.engine.endings import Taken, emit_plain, emit_rounds
+from slipstream.sequence import Sequence
 from tests.tiny import tiny_directory, tiny_llm
 
 PROMPT = "the cat sat on the mat. the cat"
@@ -117,3 +121,39 @@ def test_counters_do_not_count_past_the_end() -> None:
     assert output.stats.accepted <= 3
     assert sum(output.stats.accepted_by_depth) == output.stats.accepted
     assert output.stats.drafted <= 2 * output.stats.drafting_steps  # no draft can be longer than what is left
+
+
+def begun(stops: list[int], cap: int) -> Sequence:
+    """A sequence that has had its first token, which was none of the stops, and may have `cap` more."""
+    how = SamplingParams(temperature=0.0, max_tokens=1 + cap, stop_token_ids=stops)
+    sequence = plain()._sequences(plain()._request(PROMPT, how))[0]
+    sequence.first_token_at = sequence.arrived
+    sequence.tokens.append(5)
+    sequence.output_ids.append(5)
+    return sequence
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, 12), min_size=1, max_size=16),
+    stops=st.lists(st.integers(0, 12), max_size=2, unique=True),
+    cap=st.integers(1, 20),
+    calls=st.integers(1, 3),
+)
+def test_plain_rounds_are_given_out_at_once_as_one_by_one(
+    tokens: list[int], stops: list[int], cap: int, calls: int
+) -> None:
+    """Tokens, text, reasons and counters, up to the same end; in several bursts, too."""
+    together, single = begun(stops, cap), begun(stops, cap)
+    for _ in range(calls):
+        if together.finished:
+            break
+        taken = emit_plain(together, tokens)
+        assert taken == emit_rounds(single, [Taken([token], 0, 0) for token in tokens], "none")
+    for fact in ("tokens", "output_ids", "text", "finish_reason", "stop_reason"):
+        assert getattr(together, fact) == getattr(single, fact), fact
+    for count in ("steps", "emitted", "decoded", "accepted", "drafted", "origins"):
+        assert getattr(together.stats, count) == getattr(single.stats, count), count
+    ends = [i for i, token in enumerate(tokens * calls) if token in stops]
+    expected = min(len(tokens) * calls, cap, *(1 + i for i in ends[:1]))
+    assert together.stats.emitted == expected

@@ -162,7 +162,8 @@ def _widened(llm: LLM, body: bodies.BodyCheckpoint, names: list[str], folder: Pa
         name, _, directory = given.partition("=")
         place = Path(directory) if directory else trained.find(name, body.source_fingerprint)
         if place is None:
-            raise SystemExit(f"no trained {name!r} for {body.source.name}; --drafters: {', '.join(LEARNED)}, or NAME=DIRECTORY")
+            known = ", ".join(LEARNED)
+            raise SystemExit(f"no trained {name!r} for {body.source.name}; --drafters: {known}, or NAME=DIRECTORY")
         wide = widened(trained.load(place), body, llm.model.fingerprint)
         trained.save(folder / name, wide)
         found[name] = f"{name}:checkpoint={folder / name}"
