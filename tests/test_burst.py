@@ -102,6 +102,15 @@ def test_a_full_cache_sets_the_youngest_aside_and_no_token_changes(bursting_llm:
     assert any(p.new_tokens > 1 for step in seen for p in step)
 
 
+def test_a_stream_is_told_the_token_before_each_burst(bursting_llm: Bursting) -> None:
+    llm, prompt = bursting_llm(), prompts(1)[0]
+    said = list(prompt)
+    for delta in llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)):
+        assert delta.tree is not None and delta.tree.tokens == said[-1:]
+        said += delta.token_ids
+    assert len(said) == len(prompt) + 40
+
+
 def test_pages_that_a_burst_filled_are_shared(bursting_llm: Bursting) -> None:
     llm = bursting_llm()
     prompt = prompts(1)[0][:100]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_choices_fork_from_one_prompt_and_differ_by_their_index_alone(speculate:
     (fewer,) = tiny_llm().generate([prompt], SamplingParams(n=2, temperature=1.0, seed=9, max_tokens=15))
     assert [c.token_ids for c in fewer.outputs] == [c.token_ids for c in output.outputs[:2]]
     assert llm.cache.available == llm.cache.capacity
+
+
+def test_only_choices_of_one_request_share_a_prompt_that_is_being_answered() -> None:
+    """Choices have the first of two pages together; others do only where it was full before they came."""
+    prompt = random_prompt(4, PAGE_SIZE + 20)
+    how = SamplingParams(n=3, temperature=1.0, seed=9, max_tokens=15)
+    for asked, pages in (([how], 1), ([replace(how, n=1)] * 3, 3)):
+        llm = tiny_llm()
+        sequences = [s for each in asked for s in llm._sequences(llm._request(prompt, each))]
+        llm.engine.scheduler.add(sequences)
+        while not all(s.first_token_at for s in sequences):
+            llm.engine.step()
+        assert len({s.table.pages[0] for s in sequences}) == pages
 
 
 def test_prompts_longer_than_a_chunk_are_fed_in_pieces() -> None:

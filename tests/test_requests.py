@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -94,17 +95,67 @@ def test_a_vocabulary_without_words_makes_requests_all_the_same() -> None:
         assert {first, second} <= set(BOOK.words["word"]) and first != second
 
 
-def test_no_sentence_comes_twice_in_a_passage() -> None:
+@pytest.mark.parametrize("pattern", ["{passage}", "{text_nature_p} {text_nature}"])
+def test_no_sentence_comes_twice_in_a_passage(pattern: str) -> None:
+    """Nor does one of a text come again beside it."""
     requests, draw = Requests(OWN), random.Random(4)
-    for _ in range(200):
-        text = requests._filled("{passage}", draw)
-        assert text.count("The old town hall") <= 1 and text.count("In the evening") <= 1
+    whole = [text for name in ("sentence", "text_nature") for text in BOOK.parts[name] if "{" not in text]
+    made = [requests._filled(pattern, draw) for _ in range(300)]
+    assert max(text.count(sentence) for text in made for sentence in whole) == 1
+
+
+def test_more_texts_than_there_are_come_again() -> None:
+    requests, count = Requests(OWN), len(BOOK.parts["opening"])
+    text = requests._filled("{opening}\n" * (count + 1), random.Random(0))
+    assert len(text.splitlines()) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["Do it."], "above all sections: 'Do it.'"),
+        (["= kind"], "one weight, behind its name: '= kind'"),
+        (["= kind 2", "= kind 3"], "one weight, behind its name: '= kind 3'"),
+        (["+ thing", "a {b}", ": thing", "a"], "of one name: thing"),
+    ],
+)
+def test_a_file_of_phrases_that_means_nothing_is_refused(lines: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        read(lines)
+
+
+def test_another_line_makes_another_phrasebook_and_a_comment_does_not() -> None:
+    first, commented, other = (read(["= kind 1", *lines]) for lines in (["a"], ["# b", "a", ""], ["a", "b"]))
+    assert first == commented and first.digest != other.digest
+
+
+def test_every_list_and_text_has_a_slot() -> None:
+    book = [*BOOK.patterns.values(), *BOOK.parts.values()]
+    slots = {slot for patterns in book for pattern in patterns for slot in re.findall(r"\b[a-z_]+(?=2?\})", pattern)}
+    assert BOOK.words.keys() | BOOK.parts.keys() <= slots | {"lead", "ending"}
+
+
+def test_some_people_write_small_letters_and_all_others_begin_with_a_capital(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pattern, begins in (("capital of {country}?", "c"), ("{animal} is here.", "A"), ("Do {task}.", "D")):
+        book = replace(BOOK, patterns=dict.fromkeys(KINDS, (pattern,)), parts={"lead": ("Hi!",)})
+        monkeypatch.setattr("slipstream.train.requests.phrasebook", lambda book=book: book)
+        assert {text.removeprefix("Hi! ")[0] for _, text in many(40)} == {begins}
+
+
+@pytest.mark.parametrize(("pattern", "joint"), [("Do it.", " "), ("Do this:\n```\nx\n```", "\n\n"), ("do it", "\n\n")])
+def test_how_to_answer_is_said_behind_a_sentence_or_in_a_line_of_its_own(
+    pattern: str, joint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = replace(BOOK, patterns=dict.fromkeys(KINDS, (pattern,)))
+    monkeypatch.setattr("slipstream.train.requests.phrasebook", lambda: book)
+    said = [text.split(pattern, 1)[1] for _, text in many(60) if not text.endswith(pattern)]
+    assert said and all(text.startswith(joint) and text.lstrip() in BOOK.words["ending"] for text in said)
 
 
 @pytest.mark.parametrize("name", BOOK.words)
 def test_lists_have_no_empty_or_double_entries(name: str) -> None:
     entries = BOOK.words[name]
-    assert all(entry and entry == entry.strip() and "{" not in entry for entry in entries)
+    assert entries and not any("{" in entry for entry in entries)
     assert name in ("language", "format") or len(set(entries)) == len(entries), "some may be likelier"
 
 

@@ -156,14 +156,12 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _widened(llm: LLM, body: bodies.BodyCheckpoint, names: list[str], folder: Path) -> dict[str, str]:
-    """The shipped drafters, or others as NAME=DIRECTORY, at the body's width."""
+    """The shipped drafters, or others as METHOD=DIRECTORY, at the body's width."""
     found = {}
     for given in names:
         name, _, directory = given.partition("=")
         place = Path(directory) if directory else trained.find(name, body.source_fingerprint)
-        if place is None:
-            known = ", ".join(LEARNED)
-            raise SystemExit(f"no trained {name!r} for {body.source.name}; --drafters: {known}, or NAME=DIRECTORY")
+        assert place is not None, f"no {name} drafter for {body.source.name}"
         wide = widened(trained.load(place), body, llm.model.fingerprint)
         trained.save(folder / name, wide)
         found[name] = f"{name}:checkpoint={folder / name}"
@@ -180,6 +178,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if unknown := [name for name in given.drafters if name.partition("=")[0] not in LEARNED]:
+        parser.error(f"--drafters {' '.join(unknown)}: of {', '.join(LEARNED)}, or METHOD=DIRECTORY of such a one")
     began = time.perf_counter()
     body = bodies.make(given.body, dtype="bfloat16", device="cuda")
     body.config = replace(

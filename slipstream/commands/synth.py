@@ -69,6 +69,7 @@ def synth(
 
         from slipstream.models.loader import open_model
         from slipstream.train.conversation import RECIPE
+        from slipstream.train.phrasebook import phrasebook
         from slipstream.tuning.prompts import read_dialogues
     if threads is not None:
         torch.set_num_threads(threads)
@@ -81,7 +82,7 @@ def synth(
         room, chosen = _room(checkpoint, author, at_once, count, dtype, device)
     _require_disk(directory, count * _most_bytes(checkpoint.config.vocab_size, author))
     said = {"seed": seed, "max_tokens": max_tokens, "dtype": chosen, "prompts": _provenance(prompts)}
-    arguments = {**said, "recipe": RECIPE}
+    arguments = {**said, "recipe": RECIPE, "phrases": phrasebook().digest if prompts is None else None}
     with _writing(directory):
         _require_writable(directory)
     llm = _load(model, dtype, device, room)

@@ -27,7 +27,7 @@ from slipstream.choices import choose_rows
 from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import Taken, emit_plain, emit_rounds
-from slipstream.engine.rounds import Collected, Size
+from slipstream.engine.rounds import TAKEN, Collected, Size
 from slipstream.engine.scheduler import Work
 from slipstream.graphs import Graphs, bucket
 from slipstream.lanes import Lanes
@@ -196,12 +196,12 @@ class Burst:
             if stop > last:
                 meanwhile()
             nodes, name = size.lanes.nodes, self._drafter.name
-            lines = (told if nodes else told[:, :, 2]).swapaxes(0, 1).tolist()  # of each lane; plain ones are tokens
+            lines = (told if nodes else told[:, :, TAKEN]).swapaxes(0, 1).tolist()  # of a bare root the token alone
             for lane, (sequence, given) in enumerate(zip(sequences, lines, strict=True)):
                 if sequence.finished:
                     continue
                 if nodes:
-                    trees = [Taken(line[2 : 3 + line[0]], nodes, line[1]) for line in given]
+                    trees = [Taken(line[TAKEN:][: 1 + line[0]], nodes, line[1]) for line in given]
                     counts[lane] += emit_rounds(sequence, trees, name)
                 else:
                     counts[lane] += emit_plain(sequence, given)
@@ -254,7 +254,7 @@ class Burst:
         spare = rounds * (1 + depth) + _scratch(draft)
         lanes = Lanes(count, nodes, depth, config.context, spare, device)
         tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)
-        told = torch.zeros(2 * rounds, count, 3 + depth, dtype=torch.int64, device=device)
+        told = torch.zeros(2 * rounds, count, TAKEN + depth + 1, dtype=torch.int64, device=device)
         heard = torch.empty(told.shape, dtype=told.dtype, pin_memory=True) if told.is_cuda else told
         loop = None if draft is None else draft.loop(lanes)
         number = torch.zeros(1, dtype=torch.int64, device=device)

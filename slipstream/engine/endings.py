@@ -54,7 +54,7 @@ def emit_rounds(sequence: Sequence, rounds: list[Taken], origin: str) -> int:
     It has emitted before, and has neither a minimum length, stop strings nor logprobs: many tokens at once cost little
     more than one. `origin`: the drafter of accepted tokens.
     """
-    stats, room, ends = sequence.stats, sequence.remaining, _ends(sequence)
+    stats, room, ends = sequence.stats, sequence.remaining, ends_of(sequence)
     given: list[int] = []
     ended = False
     for tokens, drafted, deepest in rounds:
@@ -71,13 +71,13 @@ def emit_rounds(sequence: Sequence, rounds: list[Taken], origin: str) -> int:
 
 def emit_plain(sequence: Sequence, tokens: list[int]) -> int:
     """The same for rounds without trees, a token each: in one go, since batches are the largest here."""
-    given, ended = _up_to_end(tokens[: sequence.remaining], _ends(sequence))
+    given, ended = _up_to_end(tokens[: sequence.remaining], ends_of(sequence))
     sequence.stats.steps += len(given)
     sequence.stats.origins += [None] * len(given)
     return _give(sequence, given, ended)
 
 
-def _ends(sequence: Sequence) -> frozenset[int]:
+def ends_of(sequence: Sequence) -> frozenset[int]:
     """Tokens that end an answer, wherever they stand in it."""
     return sequence.end_ids.union(sequence.params.stop_token_ids or ())
 

@@ -11,9 +11,11 @@ import torch
 
 from slipstream.attention import LaneTiles
 from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
+from slipstream.engine.endings import ends_of
 from slipstream.lanes import Lanes
 from slipstream.sequence import Sequence
 
+TAKEN = 2  # where the tokens begin in what a round tells of a lane, behind how many were accepted and the deepest node
 _ENDED = 8  # a burst stops where one in so many lanes has come to its end
 
 
@@ -26,7 +28,7 @@ class Size:
     loop: DeviceLoop | None
     rounds: int  # of a burst at most
     tiles: LaneTiles
-    told: torch.Tensor  # int64 [2 * rounds, lanes, 2 + depth + 1]: accepted, deepest, taken; bursts take turns
+    told: torch.Tensor  # int64 [2 * rounds, lanes, TAKEN + depth + 1]; bursts take turns
     heard: torch.Tensor  # the same for the host
     number: torch.Tensor  # int64 [1]: the line of the next round
 
@@ -48,7 +50,7 @@ class Collected:
         self._most = 1 + size.lanes.depth  # tokens of a round
         self._lanes = len(sequences)
         self._events: list[torch.cuda.Event] = []
-        ends = set().union(*(s.end_ids.union(s.params.stop_token_ids or ()) for s in sequences))
+        ends = set().union(*map(ends_of, sequences))
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._seen = 0  # rounds in which ends have been looked for
         self._left = np.array(left)
@@ -93,7 +95,7 @@ class Collected:
         """Look for ends in all rounds up to this one."""
         while self._seen <= number:
             lines = self.read(self._seen, self._seen + 1)[0]
-            tokens, counts = lines[:, 2:], lines[:, 0] + 1
+            tokens, counts = lines[:, TAKEN:], lines[:, 0] + 1
             counted = np.arange(tokens.shape[1]) < counts[:, None]
             self._left -= counts
             self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)

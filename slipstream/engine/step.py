@@ -32,16 +32,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a step did for one sequence, to be read before the next one."""
+    """What a step did for one sequence."""
 
     sequence: Sequence
     new_tokens: int
-    drafted: TokenTree | None = None  # None: rounds on the device, whose trees nobody has
+    root: int  # the last token before the step
+    offered: TokenTree | None = None  # None: rounds on the device, whose trees nobody has
 
     @property
     def tree(self) -> TokenTree:
-        """The tree of the step; of rounds its root, the last token before them."""
-        return self.drafted or TokenTree(self.sequence.tokens[-1 - self.new_tokens])
+        """The tree of the step; of rounds a lone root."""
+        return TokenTree(self.root) if self.offered is None else self.offered
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Engine:
         if failed:
             burst.forget()
         given = dict(zip(launched.sequences, counts, strict=True))
-        progress = [Progress(sequence, given[sequence]) for sequence in sequences]
+        progress = [Progress(s, given[s], s.tokens[-1 - given[s]]) for s in sequences]
         for sequence in sequences:
             self.cache.share(sequence.table, TARGET, sequence.tokens)
             if burst.ahead is None:  # or its pages are being written
@@ -204,7 +205,7 @@ class Engine:
             taps = self._commit(sequence, lead, verdict.nodes, launched, rows)
             count = emit(sequence, tree, verdict, target)
             sequence.stats.lossy = self.verifier.lossy
-            progress.append(Progress(sequence, count, tree))
+            progress.append(Progress(sequence, count, tree.tokens[0], tree))
             outcomes.append(Outcome(sequence, verdict.tokens, taps, tree, scouted))
         verified = time.perf_counter()
         followed = [o for o in outcomes if not o.sequence.drafter_dropped]

@@ -13,13 +13,14 @@ In a pattern `{animal}` is an entry of that list, `{animal2}` another one, `{wor
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-_FOLDER = "phrases"
+_FOLDER, _ENDING = "phrases", ".txt"
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,15 @@ class Phrasebook:
     weights: dict[str, int]
     parts: dict[str, tuple[str, ...]]
     words: dict[str, tuple[str, ...]]
+    digest: str  # of all lines: another phrasebook makes other requests
 
 
 @cache
 def phrasebook() -> Phrasebook:
     """The one that comes with the package."""
     folder = files("slipstream.train") / _FOLDER
-    texts = sorted((file.name, file.read_text(encoding="utf-8")) for file in folder.iterdir())
-    return read(line for _, text in texts for line in text.splitlines())
+    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(_ENDING)}
+    return read(line for name in sorted(texts) for line in texts[name].splitlines())
 
 
 def read(lines: Iterable[str]) -> Phrasebook:
@@ -46,28 +48,40 @@ def read(lines: Iterable[str]) -> Phrasebook:
     weights: dict[str, int] = {}
     parts: dict[str, list[str]] = defaultdict(list)
     words: dict[str, list[str]] = defaultdict(list)
-    section: list[str] = []
+    section: list[str] | None = None
+    digest = hashlib.sha256()
     for line in lines:
         if not line.strip() or line.startswith("#"):
             continue
+        digest.update(line.encode() + b"\n")
         sign, _, name = line.partition(" ")
         if sign == "=":
             name, _, weight = name.rpartition(" ")
-            section, weights[name] = patterns[name], int(weight)
+            if not weight.isdigit() or weights.setdefault(name, int(weight)) != int(weight):
+                raise ValueError(f"a kind has one weight, behind its name: {line!r}")
+            section = patterns[name]
         elif sign == "+":
             section = parts[name]
         elif sign == ":":
             section = words[name]
+        elif section is None:
+            raise ValueError(f"a line above all sections: {line!r}")
         else:
             section.append(line)
-    listed = {name: " ".join(lines).split(";") for name, lines in words.items()}
+    if both := parts.keys() & words.keys():
+        raise ValueError(f"texts and words of one name: {', '.join(sorted(both))}")
     return Phrasebook(
         {name: _unfolded(lines) for name, lines in patterns.items()},
         weights,
         {name: _unfolded(lines) for name, lines in parts.items()},
-        {name: tuple(entry.strip() for entry in entries) for name, entries in listed.items()},
+        {name: _entries(lines) for name, lines in words.items()},
+        digest.hexdigest(),
     )
 
 
 def _unfolded(lines: list[str]) -> tuple[str, ...]:
     return tuple(line.replace("\\n", "\n") for line in lines)
+
+
+def _entries(lines: list[str]) -> tuple[str, ...]:
+    return tuple(entry for part in " ".join(lines).split(";") if (entry := part.strip()))

@@ -43,33 +43,34 @@ class Requests:
         kind = draw.choices(range(len(KINDS)), self._weights)[0]
         pattern = draw.choice(self._book.patterns[KINDS[kind]])
         text = self._filled(pattern, draw).replace("<<", "{").replace(">>", "}").strip()
-        if not pattern[0].islower():  # some people write so
+        if not pattern[0].islower():  # some people write so, and say nothing before it
             text = text[0].upper() + text[1:]
-        if draw.random() < _LED:
-            text = self._filled("{lead}", draw) + " " + text
+            if draw.random() < _LED:
+                text = self._filled("{lead}", draw) + " " + text
         if draw.random() < _ENDED:
-            given = pattern.endswith("}")  # a text, which an ending is no part of
-            text += ("\n\n" if given else " ") + draw.choice(self._words["ending"])
+            # Behind a given text, a program or half a sentence it stands by itself.
+            text += (" " if pattern.endswith((".", "?", "!")) else "\n\n") + draw.choice(self._words["ending"])
         return kind, text
 
-    def _filled(self, pattern: str, draw: random.Random) -> str:
+    def _filled(self, pattern: str, draw: random.Random, used: set[str] | None = None) -> str:
         """A pattern with a choice for every slot, from the inside out. A name that comes again stands for the same, and
-        no part comes twice.
+        no text comes twice while there are others; `used` are those that stand in the request already.
         """
+        used = set() if used is None else used
         taken: dict[str, str] = {}
         while found := _SLOT.search(pattern):
-            pattern = pattern[: found.start()] + self._choice(found[1], taken, draw) + pattern[found.end() :]
+            pattern = pattern[: found.start()] + self._choice(found[1], taken, used, draw) + pattern[found.end() :]
         return pattern
 
-    def _choice(self, slot: str, taken: dict[str, str], draw: random.Random) -> str:
+    def _choice(self, slot: str, taken: dict[str, str], used: set[str], draw: random.Random) -> str:
         if "|" in slot:
             return draw.choice(slot.split("|"))
         if span := _RANGE.fullmatch(slot):
             return str(draw.randint(int(span[1]), int(span[2])))
-        if slot in self._book.parts:
-            part = draw.choice([part for part in self._book.parts[slot] if part not in taken])
-            taken[part] = slot
-            return self._filled(part, draw)
+        if texts := self._book.parts.get(slot):
+            text = draw.choice([text for text in texts if text not in used] or texts)
+            used.add(text)
+            return self._filled(text, draw, used)
         while slot not in taken:
             word = draw.choice(self._words[slot.removesuffix("2")])
             if word not in taken.values():
