@@ -12,7 +12,8 @@ SlipstreamError
 │   └── NotEnoughMemory    told before loading, not after
 ├── DraftMismatch          a drafter or draft model that does not fit its target
 ├── DraftFault             a drafter that raised or returned nonsense (the engine drops it; the request goes on)
-└── CacheFull              no page is left (the scheduler handles it; a request too large for the cache is refused)
+├── CacheFull              no page is left (the scheduler handles it; a request too large for the cache is refused)
+└── WriterFailed           one of several processes that write training data failed, or is gone
 
 Each message is one line that names the offender; `hint`, if given, names the cure.
 """
@@ -78,6 +79,10 @@ class DraftFault(SlipstreamError):
 
 class CacheFull(SlipstreamError):
     """The cache has no free page left."""
+
+
+class WriterFailed(SlipstreamError):
+    """A process that wrote training data beside others failed or ended."""
 
 
 def unknown_choice(kind: str, offender: str, valid: list[str]) -> OptionError:

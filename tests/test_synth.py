@@ -26,7 +26,8 @@ from slipstream.train.conversation import SOURCES, TEMPERATURES, TURN_TEMPERATUR
 from slipstream.train.data import ChatData, ChatWriter
 from slipstream.train.data_files import ABOUT, CUT, FOLLOWED, INDEX
 from slipstream.train.openings import FOLLOW_UPS, KINDS, NAMES, joined
-from slipstream.train.synth import Status, Synthesis, find_room, measure_speed
+from slipstream.train.scribe import Scribe
+from slipstream.train.synth import Status, Synthesis, find_room
 from slipstream.tuning.prompts import Dialogue, question, read_dialogues
 from slipstream.types import Completion, Output, Stats
 from tests.invoking import ROOT
@@ -35,7 +36,7 @@ from tests.tiny import tiny_directory
 SPECIAL = "{% for m in messages %}<a>{{ m.content }}<b>{% endfor %}"  # <b>, which ends answers too, ends a turn
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}~{% endfor %}"  # nothing but text ends a turn
 END = 96
-SEED = 4  # with it, the first 30 conversations have one that goes on
+SEED = 14  # with it, the first 30 conversations have two that go on
 
 
 @functools.cache
@@ -53,9 +54,11 @@ def loaded(template: str | None = SPECIAL, sharpness: float = 4.0) -> LLM:
     return LLM(model(template, sharpness), speculate="none")
 
 
-def author(llm: LLM, dialogues: list[Dialogue] | None = None, max_tokens: int = 40) -> Author:
+def author(
+    llm: LLM, dialogues: list[Dialogue] | None = None, max_tokens: int = 40, context: int = 512
+) -> Author:
     assert llm.tokenizer is not None
-    return Author(llm.tokenizer, llm.end_ids, seed=SEED, max_tokens=max_tokens, context=512, dialogues=dialogues)
+    return Author(llm.tokenizer, llm.end_ids, seed=SEED, max_tokens=max_tokens, context=context, dialogues=dialogues)
 
 
 def made(
@@ -68,7 +71,7 @@ def made(
             raise KeyboardInterrupt
 
     with ChatWriter(folder, fingerprint="f", vocab_size=97, arguments={"n": "x"}, sources=SOURCES) as writer:
-        Synthesis(llm, author(llm, dialogues), writer, at_once, shard_items=8).run(count, tell)
+        Synthesis(writer, Scribe(llm, author(llm, dialogues), at_once).write, shard_items=8).run(count, tell)
     return folder
 
 
@@ -178,7 +181,7 @@ def test_a_user_turn_is_written_behind_the_opening_and_then_asked(template: str 
 def test_most_first_turns_are_whole_requests_which_the_target_only_answers() -> None:
     llm, whole = loaded(), 0
     assert llm.tokenizer is not None
-    writer = author(llm)
+    writer = author(llm, context=8192)
     for number in range(200):
         task = writer.write(number)
         prompt, params = next(task)
@@ -191,7 +194,7 @@ def test_most_first_turns_are_whole_requests_which_the_target_only_answers() -> 
                 task.send(Output("r", None, [], [completion]))
             made_ = stop.value.value
             assert isinstance(made_, Made) and SOURCES[made_.source].startswith("whole request: ")
-    assert 0.68 < whole / 200 < 0.82, "three quarters"
+    assert 0.76 < whole / 200 < 0.9, "five sixths"
     without = author(loaded(None)).write(0)
     assert next(without)[1].max_tokens <= conversation.PLAIN_TURN[1], "a model without a template goes on with openings"
 
@@ -393,4 +396,4 @@ def test_as_many_run_together_as_the_memory_holds() -> None:
 def test_the_speed_is_that_of_the_second_round() -> None:
     ticks = iter([0.0, 100.0, 200.0, 204.0])
     llm = loaded()
-    assert measure_speed(llm, author(llm), 5, clock=lambda: next(ticks)) == 5 * 24 / 4
+    assert Scribe(llm, author(llm), 5).speed(lambda: next(ticks)) == 5 * 24 / 4

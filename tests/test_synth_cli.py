@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import numpy as np
 import pytest
 
 from slipstream.commands import synth as command
+from slipstream.errors import WriterFailed
 from slipstream.models.load import load_model
 from slipstream.models.loader import open_checkpoint
 from slipstream.train.data import ChatData
 from slipstream.train.data_files import INDEX
+from slipstream.train.phrasebook import phrasebook
+from slipstream.train.scribe import Written
+from slipstream.train.writers import Order, Writers
 from tests.invoking import invoke
-from tests.test_synth import PLAIN, model
+from tests.test_synth import PLAIN, content, model
 from tests.tiny import tiny_directory
 
 
@@ -36,8 +41,8 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     target, _ = load_model(model(PLAIN), dtype="auto", device="cpu")
     assert (data.fingerprint, data.vocab_size) == (target.fingerprint, 97)
     assert data.description["tokenizer"].startswith("sha256:")
-    given = {"seed": 0, "max_tokens": 24, "dtype": "float32", "prompts": None, "recipe": 3}
-    assert data.description["arguments"] == given
+    given = {"seed": 0, "max_tokens": 24, "dtype": "float32", "prompts": None, "recipe": 4}
+    assert data.description["arguments"] == {**given, "phrases": phrasebook().digest}
 
     def interrupt(meter: object, status: object) -> None:
         raise KeyboardInterrupt
@@ -56,12 +61,49 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("slipstream.train.conversation.RECIPE", 2)
     monkeypatch.setattr("slipstream.train.conversation.SOURCES", ("free",))
     older = synth(folder, "-n", 6)
-    assert older.exit_code == 2 and "was made with recipe=3, and now it is 2" in older.stderr, "not a list of sources"
+    assert older.exit_code == 2 and "was made with recipe=4, and now it is 2" in older.stderr, "not a list of sources"
     monkeypatch.undo()
     stranger = synth(folder, "-n", 12, template=None)
     assert stranger.exit_code == 0, "the weights and the tokens are the same"
     elsewhere = invoke("synth", "-m", str(tiny_directory(1, characters=True)), "-o", str(folder), "--max-tokens", "24")
     assert elsewhere.exit_code == 2 and "was made with fingerprint=" in elsewhere.stderr
+
+
+def test_several_writers_make_the_data_of_one(tmp_path: Path) -> None:
+    """Byte by byte, also where the work was begun by one of them."""
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        assert synth(folder, "-n", 4).exit_code == 0
+    assert synth(tmp_path / "one", "-n", 40).exit_code == 0
+    many = synth(tmp_path / "two", "-n", 40, "--writers", 2)
+    assert many.exit_code == 0, many.output
+    assert "4 of 40 conversations: going on" in many.stderr and "16 conversations at once" in many.stderr
+    one, two = content(tmp_path / "one"), content(tmp_path / "two")
+    assert one == two and ChatData(tmp_path / "two").description["counts"]["items"] == 40
+
+
+def test_a_writer_that_is_gone_or_fails_is_told_and_what_is_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "data"
+    written = Writers.write
+
+    def killed(writers: Writers, numbers: range) -> Iterator[Written]:
+        for place, made in enumerate(written(writers, numbers)):
+            if place == 480:  # a shard has 256, and some conversations are long
+                writers._processes[1].kill()
+            yield made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writers, "write", killed)
+        gone = synth(folder, "-n", 4000, "--writers", 2)
+    assert gone.exit_code == 2 and "writer 2 ended with exit code -9" in gone.stderr, gone.output
+    kept = ChatData(folder).description["counts"]["items"]
+    assert kept >= 256 and kept % 256 == 0
+    assert synth(folder, "-n", kept + 3).exit_code == 0
+    order = Order({"model": str(tmp_path / "none"), "device": "cpu"}, {}, 1, 1)
+    with Writers(1, order) as writers, pytest.raises(WriterFailed, match=r"writer 1: .*none"):
+        writers.ready()
+    assert not writers._processes[0].is_alive()
 
 
 def test_prompts_of_a_file_are_answered(tmp_path: Path) -> None:
@@ -92,6 +134,7 @@ def write(path: Path, content: str | bytes) -> Path:
         (["-n", -5], "n=-5 is out of range"),
         (["--max-tokens", 0], "max_tokens=0 is out of range"),
         (["--at-once", 0], "at_once=0 is out of range"),
+        (["--writers", 0], "writers=0 is out of range"),
         (["--threads", 0], "threads=0 is out of range"),
         (["--seed", -1], "seed=-1 is out of range"),
         (["--prompts", "empty.jsonl"], "'{}/empty.jsonl' has no prompts"),

@@ -6,10 +6,10 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from slipstream.commands.opening import fetch_models
 from slipstream.commands.options import Described
@@ -18,13 +18,12 @@ from slipstream.errors import OptionError
 from slipstream.models.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from slipstream.llm import LLM
     from slipstream.models.adapter_checkpoint import AdapterCheckpoint
     from slipstream.models.checkpoint import Checkpoint
     from slipstream.text import Tokenizer
     from slipstream.train.conversation import Author
     from slipstream.train.data import ChatWriter
-    from slipstream.train.synth import Room, Status
+    from slipstream.train.synth import Room, Status, Write
     from slipstream.tuning.prompts import Dialogue
 
 _COUNT = 20_000
@@ -55,10 +54,16 @@ def synth(
     ] = None,
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
-    threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
+    threads: Annotated[
+        int | None, Described("CPU threads (default: torch's choice, shared out among the writers)")
+    ] = None,
+    writers: Annotated[
+        int, Described("processes side by side, each with the whole model: a GPU waits for the host of one")
+    ] = 1,
 ) -> None:
     """Let a model write conversations to train drafters on; the same command goes on with what was interrupted."""
-    for name, value in (("n", count), ("max_tokens", max_tokens), ("at_once", at_once), ("threads", threads)):
+    least_one = {"n": count, "max_tokens": max_tokens, "at_once": at_once, "threads": threads, "writers": writers}
+    for name, value in least_one.items():
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} is out of range", hint="valid: 1 or more")
     if not 0 <= seed < 2**63:
@@ -68,26 +73,31 @@ def synth(
         import torch
 
         from slipstream.models.loader import open_model
-        from slipstream.train.conversation import RECIPE
+        from slipstream.train.conversation import RECIPE, Author
         from slipstream.train.phrasebook import phrasebook
         from slipstream.tuning.prompts import read_dialogues
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if threads is not None or writers > 1:
+        torch.set_num_threads(threads or max(1, torch.get_num_threads() // writers))
     dialogues = None if prompts is None else read_dialogues(Path(prompts).expanduser())
     count = _settled_count(count, prompts, dialogues)
     _fetch(model)
     with passing(f"opening {model} ..."):
         checkpoint = open_model(model)
-        author, tokenizer = _author(checkpoint, seed, max_tokens, dialogues)
-        room, chosen = _room(checkpoint, author, at_once, count, dtype, device)
+        tokenizer, wanted = _author(checkpoint, seed, max_tokens, dialogues)
+        author = Author(tokenizer, **wanted)
+        room, chosen = _room(checkpoint, author, at_once, count, dtype, device, writers)
     _require_disk(directory, count * _most_bytes(checkpoint.config.vocab_size, author))
     said = {"seed": seed, "max_tokens": max_tokens, "dtype": chosen, "prompts": _provenance(prompts)}
     arguments = {**said, "recipe": RECIPE, "phrases": phrasebook().digest if prompts is None else None}
     with _writing(directory):
         _require_writable(directory)
-    llm = _load(model, dtype, device, room)
-    with _writing(directory), _writer(directory, llm, tokenizer, model, arguments, prompts) as writer:
-        _work(llm, author, writer, room, count, directory)
+    loading = _loading(model, dtype, device, room)
+    with (
+        _hands(loading, author, wanted, room, writers) as hands,
+        _writing(directory),
+        _writer(directory, hands, tokenizer, model, arguments, prompts) as writer,
+    ):
+        _work(hands, author, writer, f"{writers * room.at_once:,} conversations at once", count, directory)
     _report(directory, writer)
 
 
@@ -118,21 +128,26 @@ def _fetch(model: str) -> None:
 
 def _author(
     checkpoint: Checkpoint | AdapterCheckpoint, seed: int, max_tokens: int, dialogues: list[Dialogue] | None
-) -> tuple[Author, Tokenizer]:
-    from slipstream.train.conversation import Author
-
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """The arguments of an `Author`, the tokenizer apart."""
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     if tokenizer is None:
         raise OptionError(f"{checkpoint.name} has no tokenizer, so it cannot write")
     ends = frozenset((*config.eos_ids, *tokenizer.eos_ids))
-    author = Author(tokenizer, ends, seed=seed, max_tokens=max_tokens, context=config.context, dialogues=dialogues)
-    return author, tokenizer
+    limits = {"seed": seed, "max_tokens": max_tokens, "context": config.context}
+    return tokenizer, {"end_ids": ends, "dialogues": dialogues, **limits}
 
 
 def _room(
-    checkpoint: Checkpoint | AdapterCheckpoint, author: Author, at_once: int | None, count: int, dtype: str, device: str
+    checkpoint: Checkpoint | AdapterCheckpoint,
+    author: Author,
+    at_once: int | None,
+    count: int,
+    dtype: str,
+    device: str,
+    writers: int,
 ) -> tuple[Room, str]:
-    """How much runs together, and the name of the dtype that `auto` stands for."""
+    """How much runs together in each process, and the name of the dtype that `auto` stands for."""
     from slipstream.models.load import choose_device, choose_dtype, require_memory, weight_bytes
     from slipstream.models.memory import available_bytes
     from slipstream.train.synth import AT_ONCE, find_room
@@ -140,7 +155,7 @@ def _room(
     device = choose_device(device)
     kind = choose_dtype(dtype, device)
     require_memory(checkpoint.name, checkpoint.config, kind, device)
-    free = available_bytes(device) - weight_bytes(checkpoint.config, kind)
+    free = available_bytes(device) // writers - weight_bytes(checkpoint.config, kind)
     wanted = at_once or AT_ONCE["cuda" if device.startswith("cuda") else "cpu"]
     room = find_room(checkpoint.config, kind.itemsize, free, author.longest, min(wanted, count))
     if at_once is not None and room.at_once < min(at_once, count):
@@ -180,24 +195,46 @@ def _provenance(prompts: str | None) -> dict[str, str] | None:
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def _load(model: str, dtype: str, device: str, room: Room) -> LLM:
-    from slipstream.llm import LLM
+def _loading(model: str, dtype: str, device: str, room: Room) -> dict[str, Any]:
+    """The arguments of an `LLM`."""
+    space = {"max_model_len": room.max_model_len, "max_num_seqs": room.at_once, "cache_tokens": room.cache_tokens}
+    return {"model": model, "speculate": "none", "dtype": dtype, "device": device, "quantize": "none", **space}
 
-    with passing(f"loading {model} ..."):
-        return LLM(
-            model,
-            speculate="none",
-            dtype=dtype,
-            device=device,
-            quantize="none",
-            max_model_len=room.max_model_len,
-            max_num_seqs=room.at_once,
-            cache_tokens=room.cache_tokens,
-        )
+
+class _Hands(NamedTuple):
+    """Those that write: one engine here, or those of other processes."""
+
+    fingerprint: str  # of the model
+    vocab_size: int
+    speed: Callable[[], float]  # tokens a second
+    write: Write
+
+
+@contextmanager
+def _hands(
+    loading: dict[str, Any], author: Author, wanted: dict[str, Any], room: Room, writers: int
+) -> Iterator[_Hands]:
+    import torch
+
+    from slipstream.llm import LLM
+    from slipstream.train.scribe import Scribe
+    from slipstream.train.writers import Order, Writers
+
+    if writers == 1:
+        with passing(f"loading {loading['model']} ..."):
+            llm = LLM(**loading)
+        scribe = Scribe(llm, author, room.at_once)
+        yield _Hands(llm.model.fingerprint, llm.model.config.vocab_size, scribe.speed, scribe.write)
+        return
+    with Writers(writers, Order(loading, wanted, room.at_once, torch.get_num_threads())) as many:
+        with passing(f"loading {loading['model']} {writers} times ..."):
+            ready = many.ready()
+        first, speed = ready[0], sum(each.speed for each in ready)
+        yield _Hands(first.fingerprint, first.vocab_size, lambda: speed, many.write)
 
 
 def _writer(
-    directory: Path, llm: LLM, tokenizer: Tokenizer, model: str, arguments: dict[str, Any], prompts: str | None
+    directory: Path, hands: _Hands, tokenizer: Tokenizer, model: str, arguments: dict[str, Any], prompts: str | None
 ) -> ChatWriter:
     from slipstream.drafters.corpus import fingerprint
     from slipstream.train.conversation import SOURCES
@@ -205,8 +242,8 @@ def _writer(
 
     return ChatWriter(
         directory,
-        fingerprint=llm.model.fingerprint,
-        vocab_size=llm.model.config.vocab_size,
+        fingerprint=hands.fingerprint,
+        vocab_size=hands.vocab_size,
         tokenizer=fingerprint(tokenizer, len(tokenizer)),
         model=model,
         arguments=arguments,
@@ -214,8 +251,8 @@ def _writer(
     )
 
 
-def _work(llm: LLM, author: Author, writer: ChatWriter, room: Room, count: int, directory: Path) -> None:
-    from slipstream.train.synth import Synthesis, measure_speed
+def _work(hands: _Hands, author: Author, writer: ChatWriter, together: str, count: int, directory: Path) -> None:
+    from slipstream.train.synth import Synthesis
 
     left = count - writer.items
     if left <= 0:
@@ -224,14 +261,14 @@ def _work(llm: LLM, author: Author, writer: ChatWriter, room: Room, count: int, 
         if writer.items:
             note(f"{directory} has {writer.items:,} of {count:,} conversations: going on", "bold")
         with passing("measuring the speed ..."):
-            speed = measure_speed(llm, author, room.at_once)
-        size = mebibytes(left * _most_bytes(llm.model.config.vocab_size, author))
+            speed = hands.speed()
+        size = mebibytes(left * _most_bytes(hands.vocab_size, author))
         longest = _span(left * author.most_written / speed)
-        together = f"{room.at_once:,} conversations at once, {speed:,.0f} tokens a second"
-        note(f"{left:,} conversations: at most about {size} and {longest} ({together}); most answers are shorter")
+        fast = f"{together}, {speed:,.0f} tokens a second"
+        note(f"{left:,} conversations: at most about {size} and {longest} ({fast}); most answers are shorter")
         try:
             with _Meter(count, writer.items) as meter:
-                Synthesis(llm, author, writer, room.at_once).run(count, meter)
+                Synthesis(writer, hands.write).run(count, meter)
         except KeyboardInterrupt:
             note(f"stopped: {writer.items:,} of {count:,} are kept, and the same command goes on from there")
             raise

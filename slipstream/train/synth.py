@@ -6,29 +6,23 @@ dropped, and all else, is the same whatever ran together and wherever the work w
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from slipstream.cache import PAGE_SIZE
-from slipstream.llm import LLM
 from slipstream.models.config import ModelConfig
 from slipstream.models.memory import KV_SHARE, SPARE_PAGES
-from slipstream.train.conversation import Ask, Author, Dropped, Made, Task
+from slipstream.train.conversation import Dropped, Made
 from slipstream.train.data import ChatWriter
 from slipstream.train.loops import Duplicates
-from slipstream.types import Output, SamplingParams
+from slipstream.train.scribe import Written
 
-if TYPE_CHECKING:
-    from slipstream.llm import Prompt
+Write = Callable[[range], Iterator[Written]]
 
 SHARD_ITEMS = 256  # conversations in a shard: what an interrupt may cost
 AT_ONCE = {"cuda": 1024, "cpu": 32}  # conversations under way, by kind of device
 _LEFT = 0.9  # of the free memory, when the model is loaded
-_PROBE = 24  # tokens that each writes to measure the speed
 
 
 @dataclass(frozen=True)
@@ -58,31 +52,14 @@ def find_room(config: ModelConfig, element_size: int, free: int, longest: int, a
     return Room(at_once, longest, (at_once * each + SPARE_PAGES) * PAGE_SIZE)
 
 
-def measure_speed(llm: LLM, author: Author, at_once: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Tokens a second that so many conversations are written with, from their first requests."""
-    asks = [ask for number in range(at_once) if (ask := next(author.write(number), None)) is not None]
-    params = SamplingParams(max_tokens=_PROBE, ignore_eos=True, seed=0)
-    requests: list[tuple[Prompt, SamplingParams]] = [(prompt, params) for prompt, _ in asks]
-    seconds = 1.0
-    for _ in range(2):  # the first round warms up
-        began = clock()
-        written = sum(len(output.token_ids) for _, output in llm.answers(requests, at_once))
-        seconds = clock() - began
-    return max(1, written) / max(seconds, 1e-9)
-
-
 class Synthesis:
     """The work of one command: the conversations that are missing in a data set."""
 
-    def __init__(
-        self, llm: LLM, author: Author, writer: ChatWriter, at_once: int, shard_items: int = SHARD_ITEMS
-    ) -> None:
-        self._llm = llm
-        self._author = author
+    def __init__(self, writer: ChatWriter, write: Write, shard_items: int = SHARD_ITEMS) -> None:
+        """`write` makes conversations of numbers, in whatever order they come to their ends."""
         self._writer = writer
-        self._at_once = at_once
+        self._write = write
         self._shard_items = shard_items
-        self._written = 0
         self._known = Duplicates()
         for signature in writer.signatures():
             self._known.add(signature)
@@ -92,8 +69,10 @@ class Synthesis:
         start = done = self._writer.items
         results: dict[int, Made | Dropped] = {}  # made, and waiting for those before them
         dropped: Counter[str] = Counter()
-        for number, result in self._make(range(start, count)):
+        written = 0
+        for number, result, tokens in self._write(range(start, count)):
             results[number] = result
+            written += tokens
             while done in results:
                 reason = self._keep(done, results.pop(done))
                 if reason is not None:
@@ -103,7 +82,7 @@ class Synthesis:
                     self._writer.commit(done - self._writer.items, dropped)
                     dropped.clear()
             lost = sum(self._writer.counts["dropped"].values()) + sum(dropped.values())
-            tell(Status(done + len(results), lost, self._written))
+            tell(Status(done + len(results), lost, written))
 
     def _keep(self, number: int, result: Made | Dropped) -> str | None:
         """Append a conversation, or say why it is dropped."""
@@ -122,41 +101,3 @@ class Synthesis:
             signature=result.signature,
         )
         return None
-
-    def _make(self, numbers: Iterable[int]) -> Iterator[tuple[int, Made | Dropped]]:
-        """Write these conversations, in whatever order they come to their ends."""
-        fresh = iter(numbers)
-        ready: deque[tuple[int, Task, Ask]] = deque()  # conversations that go on
-        asked: dict[int, tuple[int, Task]] = {}  # place among the requests -> whose it is
-        ended: deque[tuple[int, Made | Dropped]] = deque()
-
-        def proceed(number: int, task: Task, output: Output | None) -> None:
-            try:
-                ready.append((number, task, task.send(output)))  # type: ignore[arg-type]  # None: a generator's start
-            except StopIteration as stop:
-                ended.append((number, stop.value))
-
-        def requests() -> Iterator[tuple[Prompt, SamplingParams]]:
-            """Whoever goes on comes first, so that conversations end as soon as they can."""
-            for place in itertools.count():
-                while not ready:
-                    number = next(fresh, None)
-                    if number is None:
-                        return
-                    proceed(number, self._author.write(number), None)
-                number, task, ask = ready.popleft()
-                asked[place] = number, task
-                yield ask
-
-        while True:
-            for place, output in self._llm.answers(requests(), self._at_once):
-                self._written += len(output.token_ids)
-                number, task = asked.pop(place)
-                proceed(number, task, output)
-                while ended:
-                    yield ended.popleft()
-            while ended:
-                yield ended.popleft()
-            # Those that wanted to go on when the last new one had begun are still to be asked.
-            if not ready:
-                return
