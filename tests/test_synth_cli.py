@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +27,7 @@ from slipstream.train.data_files import INDEX
 from slipstream.train.phrasebook import phrasebook
 from slipstream.train.scribe import Written
 from slipstream.train.writers import Order, Writers
-from tests.invoking import invoke
+from tests.invoking import ROOT, invoke
 from tests.test_synth import PLAIN, content, model
 from tests.tiny import tiny_directory
 
@@ -104,6 +110,33 @@ def test_a_writer_that_is_gone_or_fails_is_told_and_what_is_there_stays(
     with Writers(1, order) as writers, pytest.raises(WriterFailed, match=r"writer 1: .*none"):
         writers.ready()
     assert not writers._processes[0].is_alive()
+
+
+@pytest.mark.parametrize("after", ["the start", "a shard"])
+def test_an_interrupt_ends_all_writers_without_a_word_too_many(tmp_path: Path, after: str) -> None:
+    folder = tmp_path / "data"
+    program = [sys.executable, "-c", "from slipstream.cli import main; main()"]  # as the console's script does
+    options = ["-m", model(PLAIN), "-o", folder, "-n", 9999, "--max-tokens", 24, "--at-once", 8, "--writers", 2]
+    command = [*program, "synth", *map(str, options)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        awaited = folder / ("data.json" if after == "the start" else "index-00000.bin")
+        while not awaited.exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        told = process.communicate(timeout=60)[1]
+        assert process.returncode == 130 and "Traceback" not in told, told
+        assert after == "the start" or "of 9,999 are kept" in told
+        with pytest.raises(ProcessLookupError):  # nobody is left, when python's own helper has gone as well
+            while time.monotonic() < deadline:
+                os.killpg(process.pid, 0)
+                time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def test_prompts_of_a_file_are_answered(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple
 
@@ -47,13 +49,14 @@ class Writers:
         context = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
         self._next: Synchronized[int] = context.Value("q", 0)
         self._pipes: list[Connection] = []
-        self._processes = []
+        self._processes: list[SpawnProcess] = []
         for number in range(count):
             here, there = context.Pipe()
             process = context.Process(
                 target=_write, args=(order, self._next, there), name=f"writer {number + 1}", daemon=True
             )
-            process.start()
+            with _deaf_to_interrupts():
+                process.start()
             there.close()  # so that the end of the process is the end of the pipe
             self._pipes.append(here)
             self._processes.append(process)
@@ -99,9 +102,18 @@ class Writers:
         return said
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What is started meanwhile never hears Ctrl-C: whoever started it does, and ends it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _write(order: Order, following: Synchronized[int], pipe: Connection) -> None:
     """The work of one process; the end of the pipe is its end, too."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever has started it is interrupted as well, and ends it
     try:
         scribe, ready = _loaded(order)
         pipe.send(ready)
