@@ -23,7 +23,7 @@ from slipstream.tree import TokenTree
 from tests.checkpoints import refused
 from tests.foreign import foreign_directory
 from tests.invoking import invoke
-from tests.laned import row_segments
+from tests.laned import tile_segments
 from tests.test_families import build
 from tests.tiny import tiny_directory, tiny_llm
 
@@ -67,7 +67,7 @@ def test_a_decoder_for_a_gpu_takes_its_products_and_its_attention(monkeypatch: p
 
     def over_tiles(tiles: Any, *shape: Any, exact: bool = False) -> BlockAttention:
         asked.append(exact)
-        return BlockAttention(row_segments(tiles), *shape)
+        return BlockAttention(tile_segments(tiles), *shape)
 
     monkeypatch.setattr(attention, "over_tiles", over_tiles)
     model, _ = load_model(tiny_directory(), dtype="float32", device="cpu")
