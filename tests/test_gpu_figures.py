@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.__main__ import skipping
 from benchmarks.gpu.answers import Answers
 from benchmarks.gpu.floor import Floor, weights_of_a_row
@@ -164,3 +166,12 @@ def test_a_body_is_spared_the_layers_that_the_small_model_can_spare(monkeypatch:
     assert skipping(body) == ["layer_skip:skip=1/3"]  # the idle layer stays: no real model has one
     body.source_fingerprint = "unknown"
     assert skipping(body) == []
+
+
+def test_a_drafter_that_is_not_trained_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--drafters", "eagle3", "suffix+eagle3", "nobody=here"])
+    with pytest.raises(SystemExit) as refused:
+        command.main()
+    assert refused.value.code == 2 and "--drafters suffix+eagle3 nobody=here: of eagle3" in capsys.readouterr().err

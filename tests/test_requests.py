@@ -6,6 +6,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,15 @@ def test_more_texts_than_there_are_come_again() -> None:
 def test_a_file_of_phrases_that_means_nothing_is_refused(lines: list[str], why: str) -> None:
     with pytest.raises(ValueError, match=re.escape(why)):
         read(lines)
+
+
+def test_other_files_beside_the_phrases_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "phrases"
+    folder.mkdir()
+    for name, content in (("b.txt", b"Second."), ("a.txt", b"= kind 1\nFirst."), ("a.txt~", b"\xff"), ("x.swp", b"\0")):
+        (folder / name).write_bytes(content)
+    monkeypatch.setattr("slipstream.train.phrasebook.files", lambda package: tmp_path)
+    assert phrasebook.__wrapped__().patterns == {"kind": ("First.", "Second.")}
 
 
 def test_another_line_makes_another_phrasebook_and_a_comment_does_not() -> None:
