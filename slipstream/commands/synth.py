@@ -83,8 +83,8 @@ def synth(
     _fetch(model)
     with passing(f"opening {model} ..."):
         checkpoint = open_model(model)
-        tokenizer, wanted = _author(checkpoint, seed, max_tokens, dialogues)
-        author = Author(tokenizer, **wanted)
+        tokenizer, guidance = _guidance(checkpoint, seed, max_tokens, dialogues)
+        author = Author(tokenizer, **guidance)
         room, chosen = _room(checkpoint, author, at_once, count, dtype, device, writers)
     _require_disk(directory, count * _most_bytes(checkpoint.config.vocab_size, author))
     said = {"seed": seed, "max_tokens": max_tokens, "dtype": chosen, "prompts": _provenance(prompts)}
@@ -93,7 +93,7 @@ def synth(
         _require_writable(directory)
     loading = _loading(model, dtype, device, room)
     with (
-        _hands(loading, author, wanted, room, writers) as hands,
+        _hands(loading, author, guidance, room, writers) as hands,
         _writing(directory),
         _writer(directory, hands, tokenizer, model, arguments, prompts) as writer,
     ):
@@ -126,7 +126,7 @@ def _fetch(model: str) -> None:
     fetch_models(model, DrafterSpec("none"))
 
 
-def _author(
+def _guidance(
     checkpoint: Checkpoint | AdapterCheckpoint, seed: int, max_tokens: int, dialogues: list[Dialogue] | None
 ) -> tuple[Tokenizer, dict[str, Any]]:
     """The arguments of an `Author`, the tokenizer apart."""
@@ -212,8 +212,9 @@ class _Hands(NamedTuple):
 
 @contextmanager
 def _hands(
-    loading: dict[str, Any], author: Author, wanted: dict[str, Any], room: Room, writers: int
+    loading: dict[str, Any], author: Author, guidance: dict[str, Any], room: Room, writers: int
 ) -> Iterator[_Hands]:
+    """`loading` and `guidance`: what other processes make an `LLM` and an `Author` of, as this one did."""
     import torch
 
     from slipstream.llm import LLM
@@ -226,7 +227,7 @@ def _hands(
         scribe = Scribe(llm, author, room.at_once)
         yield _Hands(llm.model.fingerprint, llm.model.config.vocab_size, scribe.speed, scribe.write)
         return
-    with Writers(writers, Order(loading, wanted, room.at_once, torch.get_num_threads())) as many:
+    with Writers(writers, Order(loading, guidance, room.at_once, torch.get_num_threads())) as many:
         with passing(f"loading {loading['model']} {writers} times ..."):
             ready = many.ready()
         first, speed = ready[0], sum(each.speed for each in ready)

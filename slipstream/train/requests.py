@@ -33,8 +33,7 @@ class Requests:
     """Makes requests. `own`: words of the target's own, for `{word}`, if they are more than a few."""
 
     def __init__(self, own: Sequence[str]) -> None:
-        book = phrasebook()
-        self._book = book
+        self._book = book = phrasebook()
         self._weights = [book.weights[kind] for kind in KINDS]
         self._words = {**book.words, "word": own} if len(own) >= _ENOUGH else book.words
 
