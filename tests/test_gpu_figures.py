@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import companions
 from benchmarks.gpu.__main__ import skipping
 from benchmarks.gpu.answers import Answers
 from benchmarks.gpu.floor import Floor, weights_of_a_row
@@ -18,13 +21,18 @@ from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from benchmarks.gpu.steps import Step, Throughput
 from benchmarks.gpu.table import COLUMNS, table
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import tuned
+from slipstream.bench.bodies import BodyCheckpoint
+from slipstream.bench.body_shapes import BodyShape
+from slipstream.drafters import trained, tuned
 from slipstream.models.decoder import Decoder
+from slipstream.models.loader import open_checkpoint
 from slipstream.types import Stats
-from tests.tiny import tiny_llm
+from tests.lessons import lesson_of, new_head, saved, teach, written
+from tests.tiny import tiny_directory, tiny_llm
 
 PROMPTS = [[5, 9, 2, 7], [11, 3, 3, 8, 20], [40, 41, 42]]
 LENGTH = 12
+BODY = BodyShape(160, 10, 9, 3, 32, 128, 131)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +122,7 @@ def test_the_rest_of_a_step_is_what_the_clock_has_beyond_both_halves() -> None:
 def test_the_table_has_a_line_for_all_that_was_measured() -> None:
     plain = answered("none", list(range(21)), steps=21, ms=80.0)
     trees = answered("eagle3:checkpoint=/tmp/x", list(range(21)), steps=6, ms=32.0)
+    cascade = answered("cascade:suffix+draft_model:model=/tmp/x/1b,depth=6", list(range(21)), steps=9, ms=160.0)
     halves = Step("eagle3:checkpoint=/tmp/x,nodes=7", 1, 1900, 7, 1.0, 4.76, 20.0, 8.0)
     found = {
         "floor": [asdict(Floor(1, 4.0, 3700.0))],
@@ -122,6 +131,7 @@ def test_the_table_has_a_line_for_all_that_was_measured() -> None:
         "answers": [
             asdict(plain.report(None).beside(None, 16_000_000_000)),
             asdict(trees.report(plain).beside(halves, 16_000_000_000)),
+            asdict(cascade.report(plain).beside(None, 16_000_000_000)),
         ],
         "batches": [
             asdict(Throughput("none", 64, 10_000.0, 1.0, 6.4, 2500.0)),
@@ -138,6 +148,7 @@ def test_the_table_has_a_line_for_all_that_was_measured() -> None:
         "a round: eagle3:nodes=7",
         "answers: none",
         "answers: eagle3",
+        "answers: cascade:suffix+draft_model:model=1b,depth=6",
         "throughput: none",
         "throughput: suffix+eagle3:depth=2",
         "transformers, plain",
@@ -175,3 +186,30 @@ def test_a_drafter_that_is_not_trained_is_refused_before_any_work(
     with pytest.raises(SystemExit) as refused:
         command.main()
     assert refused.value.code == 2 and "--drafters suffix+eagle3 nobody=here: of eagle3" in capsys.readouterr().err
+
+
+def test_a_draft_of_the_bodys_vocabulary_drafts_for_it_as_the_distilled_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    small = LLM(tiny_directory(0, layers=8, context=300, characters=True), speculate=None)
+    head, settings = new_head(small, "draft_model", torch.arange(97), layers=2)
+    teach(head, lesson_of(small, written(small, 4), torch.arange(97), ()), 10)
+    place = saved(small, "draft_model", head, settings)
+    trained.save(trained.directory("draft_model", small.model.fingerprint), trained.load(place))
+    body = BodyCheckpoint(open_checkpoint(small.model.name), "test", BODY, "cpu", torch.float32)
+    draft = companions.write_draft(body, tmp_path, BodyShape(144, 5, 8, 4, 16, 112, 0))
+    how = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    large = LLM(body, speculate=None)
+    prompts = written(small, 3)
+    texts = [output.token_ids for output in large.generate(prompts, how)]
+
+    def steps(llm: LLM, speculate: str) -> list[int]:
+        llm.use(speculate)
+        outputs = llm.generate(prompts, how)
+        assert [output.token_ids for output in outputs] == texts
+        return [output.stats.steps for output in outputs]
+
+    known = companions.drafters(draft, "")
+    assert [steps(large, spec) for spec in known] == [steps(small, f"draft_model:checkpoint={place},depth=4")] * 2
+    assert companions.drafters(draft, "/some/model")[2:] == ["foreign_draft:model=/some/model"]

@@ -54,9 +54,7 @@ def loaded(template: str | None = SPECIAL, sharpness: float = 4.0) -> LLM:
     return LLM(model(template, sharpness), speculate="none")
 
 
-def author(
-    llm: LLM, dialogues: list[Dialogue] | None = None, max_tokens: int = 40, context: int = 512
-) -> Author:
+def author(llm: LLM, dialogues: list[Dialogue] | None = None, max_tokens: int = 40, context: int = 512) -> Author:
     assert llm.tokenizer is not None
     return Author(llm.tokenizer, llm.end_ids, seed=SEED, max_tokens=max_tokens, context=context, dialogues=dialogues)
 

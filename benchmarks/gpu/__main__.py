@@ -1,7 +1,8 @@
 """The GPU's table: a body of SmolLM2, our plain decoding and every drafter, transformers, and the floor, in one run.
 
     python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps profile answers batches ...]
-                             [--drafters eagle3 mtp ...] [--questions FILE] [--each 2] [--tokens 160] [--json FILE]
+                             [--drafters eagle3 mtp ...] [--foreign MODEL] [--questions FILE] [--each 2] [--tokens 160]
+                             [--json FILE]
 
 A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it
 was not there to be measured. A line tells each figure when it is there; the table comes at the end, without the figures
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import answers, floor, hf, profile, steps
+from benchmarks.gpu import answers, companions, floor, hf, profile, steps
 from benchmarks.gpu.table import table
 from slipstream import LLM
 from slipstream.bench import bodies
@@ -54,6 +55,7 @@ class Run:
     drafters: dict[str, str]  # by name, as `use` takes them
     asked: list[tuple[str, str]]
     tokens: int
+    companions: list[str] = field(default_factory=list)  # drafters that need models beside the target
     found: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
@@ -112,7 +114,8 @@ class Run:
 
     def answers(self) -> None:
         plain = None
-        for spec in ("none", *self.drafters.values(), *self.joined, *UNTAUGHT, *skipping(self.body)):
+        taught, untaught = (*self.drafters.values(), *self.joined), (*UNTAUGHT, *skipping(self.body))
+        for spec in ("none", *taught, *self.companions, *untaught):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
             # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
             whole = spec == "suffix" or self.llm.engine.burst is None
@@ -173,6 +176,7 @@ def main() -> None:
     parser.add_argument("--body", default="8b")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--drafters", nargs="*", default=list(LEARNED))
+    parser.add_argument("--foreign", default="", help="a model of another vocabulary, for foreign_draft")
     parser.add_argument("--questions", type=Path, default=WORKLOAD)
     parser.add_argument("--each", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=160)
@@ -191,6 +195,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         drafters = _widened(llm, body, given.drafters, Path(folder))
         run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens)
+        if "answers" in given.parts:
+            run.companions = companions.drafters(companions.write_draft(body, Path(folder)), given.foreign)
+            if not given.foreign:
+                print("no foreign_draft: --foreign names a model of another vocabulary for it", flush=True)
         try:
             for part in given.parts:
                 getattr(run, part)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 Found = Mapping[str, list[dict[str, Any]]]  # part -> rows, as the JSON file has them
@@ -93,11 +94,12 @@ def _over(speed: float, plain: float | None) -> float | None:
 
 
 def _short(drafter: str) -> str:
-    """Without the place of a checkpoint, which is a temporary one."""
+    """Without the place of a checkpoint, which is a temporary one; a model has a name there."""
     parts = []
     for part in drafter.split("+"):
         name, _, options = part.partition(":")
         kept = [option for option in options.split(",") if option and not option.startswith("checkpoint=")]
+        kept = [f"model={Path(option).name}" if option.startswith("model=") else option for option in kept]
         parts.append(f"{name}:{','.join(kept)}" if kept else name)
     return "+".join(parts)
 

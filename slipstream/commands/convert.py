@@ -46,10 +46,17 @@ def import_(
 
 def export(
     checkpoint: Annotated[
-        str, Described("directory of a trained drafter of ours", metavar="CHECKPOINT", positional=True)
+        str,
+        Described(
+            "directory of a trained drafter of ours, or a kind that the model has one of",
+            metavar="CHECKPOINT",
+            positional=True,
+        ),
     ],
     output: Annotated[str, Described("directory to make", ("--output", "-o"), "DIR")],
-    layout: Annotated[str, Described("speculators (EAGLE-3) or vllm-medusa", ("--format",), "FORMAT")],
+    layout: Annotated[
+        str, Described("speculators (EAGLE-3), vllm-medusa, or hf-model (draft_model)", ("--format",), "FORMAT")
+    ],
     model: Annotated[
         str, Described("the target: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
     ] = DEFAULT_MODEL,
@@ -57,12 +64,16 @@ def export(
     """Write a trained drafter for another project, with all that ours borrow of the target."""
     place = _free(output)
     with passing("loading torch ..."):
+        from slipstream.drafters import trained
         from slipstream.train.foreign import write_foreign
-        from slipstream.train.interchange import export_drafter, load_for
-    source = Path(checkpoint).expanduser()
-    trained = load_for(layout, source)
+        from slipstream.train.interchange import FORMATS, export_drafter, load_for, require_format
+    require_format(layout)
+    given = Path(checkpoint).expanduser()
+    if given.exists() or checkpoint not in FORMATS.values():
+        load_for(layout, given)  # refused here, nobody has waited for a model
     target, _ = _target(model)
-    foreign = export_drafter(trained, source, layout, target)
+    source = trained.located(checkpoint, target.fingerprint)
+    foreign = export_drafter(load_for(layout, source), source, layout, target)
     write_foreign(place, foreign)
     say(f"{place}: {foreign.name} as {layout}, {len(foreign.weights)} weights, {mebibytes(_size(place))}")
 

@@ -60,7 +60,8 @@ class CascadeOptions(DraftOptions):
             if spec.model is None:
                 raise OptionError(
                     "a distilled draft_model has a part of the target's vocabulary and cannot verify a level below",
-                    hint="draft_model:model=PATH for every level after the first",
+                    hint="draft_model:model=PATH for every level after the first; "
+                    "`slipstream export draft_model --format hf-model -o PATH` makes a model of the distilled one",
                 )
             level = spec.checked()
             if level.branch != 1 or 0 < level.nodes < level.depth or getattr(level, "draw", "auto") != "auto":

@@ -92,6 +92,20 @@ def find(method: str, fingerprint: str) -> Path | None:
     return None
 
 
+def located(given: str, fingerprint: str) -> Path:
+    """A checkpoint that is given as its directory, or as the kind of drafter that this target has one of."""
+    place = Path(given).expanduser()
+    if place.exists():
+        return place
+    found = find(given, fingerprint) if given.isidentifier() else None
+    if found is None:
+        raise ModelNotFound(
+            f"{given!r} is no directory, and no kind of drafter that was trained for this target ({fingerprint})",
+            hint="name the directory of a checkpoint, or train one: slipstream train METHOD -m MODEL",
+        )
+    return found
+
+
 def load(place: Path) -> Trained:
     """Read a checkpoint; errors name the file and the cure."""
     description = _description(place)

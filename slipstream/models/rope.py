@@ -107,3 +107,9 @@ def pairs_adjacent(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
     """
     halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def pairs_apart(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The inverse of `pairs_adjacent`."""
+    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -15,17 +15,20 @@ from safetensors.torch import load_file
 
 from slipstream.drafters.trained import write_tensors
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError, ShapeMismatch, UnsupportedModel
+from slipstream.text import Tokenizer
+from slipstream.train.hf_render import save_tokenizer
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A drafter of another project. `name` is for messages."""
+    """A drafter of another project. `name` is for messages. A whole model has its tokenizer beside it."""
 
     name: str
     config: dict[str, Any]
     weights: dict[str, torch.Tensor]
+    tokenizer: Tokenizer | None = None
 
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Refuse weights that are missing, that nobody knows, or that have another shape than `shapes` says."""
@@ -76,6 +79,8 @@ def write_foreign(place: Path, foreign: Foreign) -> None:
         partial.mkdir(parents=True)
         write_tensors(partial / WEIGHTS, foreign.weights, {"format": "pt"})
         (partial / CONFIG).write_text(json.dumps(foreign.config, indent=2) + "\n")
+        if foreign.tokenizer is not None:
+            save_tokenizer(foreign.tokenizer, partial)
         partial.rename(place)
     except OSError as error:
         raise OptionError(f"cannot write {str(place)!r}: {error.strerror or error}") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import ModelError, UnsupportedModel
-from slipstream.models.config import LinearScaling, ModelConfig
+from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
 from slipstream.models.hf_config import ACTIVATIONS, ARCHITECTURES, ATTENTION_CAP, LOGIT_CAP, Family, config_from_hf
 from slipstream.models.hf_layers import FULL, SLIDING
 from slipstream.text import Tokenizer
@@ -35,6 +35,22 @@ def rendered_config(config: ModelConfig, source: str) -> tuple[dict[str, Any], F
         f"{source} has layers that no config.json we know can describe",
         hint="take the model as a Hugging Face directory",
     )
+
+
+def rendered_scaling(config: ModelConfig) -> dict[str, Any] | None:
+    """How the rotation is scaled, as a config.json says it; bare factors (`rope_factors`) it has no words for."""
+    scaling = config.rope_scaling
+    if isinstance(scaling, LinearScaling):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    if isinstance(scaling, Llama3Scaling):
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context,
+        }
+    return None
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -81,7 +97,6 @@ def _written(config: ModelConfig, architecture: str, family: Family) -> dict[str
     activation, _ = family.activation
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     windows = {window for window in config.windows if window is not None}
-    scaling = config.rope_scaling
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     raw: dict[str, Any] = {
         "architectures": [architecture],
@@ -101,8 +116,8 @@ def _written(config: ModelConfig, architecture: str, family: Family) -> dict[str
         "bos_token_id": config.bos_id,
         "eos_token_id": list(config.eos_ids),
     }
-    if isinstance(scaling, LinearScaling):
-        raw["rope_scaling"] = {"rope_type": "linear", "factor": scaling.factor}
+    if (scaling := rendered_scaling(config)) is not None:
+        raw["rope_scaling"] = scaling
     if family.rope_local_theta is not None:
         raw["rope_local_base_freq"] = config.rope_local_theta
     if family.query_scalar is not None:

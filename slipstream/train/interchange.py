@@ -8,12 +8,16 @@ from slipstream.drafters import trained
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import OptionError, UnsupportedModel, unknown_choice
 from slipstream.models.view import TargetView
-from slipstream.train import interchange_eagle, interchange_medusa
+from slipstream.train import interchange_draft, interchange_eagle, interchange_medusa
 from slipstream.train.foreign import Foreign
 
-SPECULATORS, VLLM_MEDUSA = "speculators", "vllm-medusa"
-# format -> the method whose heads it holds
-FORMATS = {SPECULATORS: interchange_eagle.METHOD, VLLM_MEDUSA: interchange_medusa.METHOD}
+SPECULATORS, VLLM_MEDUSA, HF_MODEL = "speculators", "vllm-medusa", "hf-model"
+# format -> the method whose drafters it holds
+FORMATS = {
+    SPECULATORS: interchange_eagle.METHOD,
+    VLLM_MEDUSA: interchange_medusa.METHOD,
+    HF_MODEL: interchange_draft.METHOD,
+}
 
 
 def import_drafter(foreign: Foreign, target: TargetView, name: str) -> Trained:
@@ -30,10 +34,15 @@ def import_drafter(foreign: Foreign, target: TargetView, name: str) -> Trained:
     )
 
 
-def load_for(layout: str, place: Path) -> Trained:
-    """Our checkpoint at `place`; refused where the format does not exist or is for another kind."""
+def require_format(layout: str) -> None:
+    """Refuse a format that does not exist."""
     if layout not in FORMATS:
         raise unknown_choice("format", layout, list(FORMATS))
+
+
+def load_for(layout: str, place: Path) -> Trained:
+    """Our checkpoint at `place`; refused where the format does not exist or is for another kind."""
+    require_format(layout)
     checkpoint, method = trained.load(place), FORMATS[layout]
     if checkpoint.method != method:
         raise OptionError(f"{place} holds a drafter of kind {checkpoint.method!r}, and {layout} is for {method!r}")
@@ -45,4 +54,6 @@ def export_drafter(checkpoint: Trained, place: Path, layout: str, target: Target
     checkpoint.require(FORMATS[layout], target.fingerprint, place)
     if layout == SPECULATORS:
         return interchange_eagle.exported(checkpoint, target)
+    if layout == HF_MODEL:
+        return interchange_draft.exported(checkpoint, target)
     return interchange_medusa.exported(checkpoint, target.config.context)

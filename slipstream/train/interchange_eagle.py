@@ -21,13 +21,14 @@ from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head, Eagle3Settings
 from slipstream.drafters.learned import frame_of, make_head, settings_of
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import CorruptFile, DraftMismatch
-from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
+from slipstream.models.config import ModelConfig
 from slipstream.models.hf_config import Family
 from slipstream.models.hf_layers import rope
 from slipstream.models.hf_reader import HFReader
-from slipstream.models.rope import inverse_frequencies, pairs_adjacent
+from slipstream.models.rope import inverse_frequencies, pairs_adjacent, pairs_apart
 from slipstream.models.view import TargetView
 from slipstream.train.foreign import Foreign
+from slipstream.train.hf_render import rendered_scaling
 
 METHOD = Eagle3Drafter.name  # speculators calls the method by the same word
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -206,7 +207,7 @@ def exported(trained: Trained, target: TargetView) -> Foreign:
         parts = ours[name].split([sizes[part][0] for part in theirs])
         weights.update(zip(theirs, parts, strict=True))
     for name in _TURNED:
-        weights[name] = _halves(weights[name], shape.head_dim)
+        weights[name] = pairs_apart(weights[name], shape.head_dim)
     weights[_ROWS] = ours["rows"]
     if head.settings.norm_taps:
         weights[_TAPS_NORM] = ours["taps_norm"]
@@ -218,6 +219,8 @@ def exported(trained: Trained, target: TargetView) -> Foreign:
 
 def _config(head: Eagle3Head, trained: Trained, dtype: str) -> dict[str, Any]:
     shape, settings = head.frame.config, head.settings
+    if shape.rope_factors:
+        raise DraftMismatch("the target's rotation is given as bare factors, for which a config.json has no words")
     proposal = {"proposal_type": "greedy", "speculative_tokens": settings.unroll}
     return {
         "architectures": ["Eagle3DraftModel"],
@@ -247,26 +250,9 @@ def _config(head: Eagle3Head, trained: Trained, dtype: str) -> dict[str, Any]:
             "vocab_size": shape.vocab_size,
             "max_position_embeddings": shape.context,
             "rope_theta": shape.rope_theta,
-            "rope_scaling": _scaling(shape),
+            "rope_scaling": rendered_scaling(shape),
         },
     }
-
-
-def _scaling(shape: ModelConfig) -> dict[str, Any] | None:
-    scaling = shape.rope_scaling
-    if shape.rope_factors:
-        raise DraftMismatch("the target's rotation is given as bare factors, for which a config.json has no words")
-    if isinstance(scaling, LinearScaling):
-        return {"rope_type": "linear", "factor": scaling.factor}
-    if isinstance(scaling, Llama3Scaling):
-        return {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_context,
-        }
-    return None
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
@@ -289,9 +275,3 @@ def _shapes(settings: Eagle3Settings, shape: ModelConfig, tokens: int) -> dict[s
     if settings.own_rows:
         shapes[_ROWS] = (tokens, width)
     return shapes
-
-
-def _halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The inverse of `pairs_adjacent`."""
-    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)

@@ -257,12 +257,7 @@ class Training:
         if not order.init:
             return None
         fingerprint = self._llm.model.fingerprint
-        place = Path(order.init).expanduser()
-        if order.init in drafter_names() and not place.exists():
-            found = trained.find(order.init, fingerprint)
-            if found is None:
-                raise OptionError(f"there is no {order.init} for this target ({fingerprint}) to start from")
-            place = found
+        place = trained.located(order.init, fingerprint)
         start = trained.load(place)
         start.require(order.method, fingerprint, place)
         growing = self._kind.head_type.growing

@@ -1,0 +1,83 @@
+"""A distilled draft as a model of its own: a Hugging Face directory that anything which reads Llama can draft with.
+
+What it borrows of the target is written out: the embedding, the tokenizer, and the output rows of the whole vocabulary,
+of which ours reads a part. So it can also verify what others guess, as a level of a cascade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from slipstream.drafters.distilled import DistilledDrafter, DistilledHead
+from slipstream.drafters.head_layer import HeadLayer
+from slipstream.drafters.learned import frame_of, make_head
+from slipstream.drafters.trained import Trained
+from slipstream.errors import CorruptFile
+from slipstream.models.config import ModelConfig
+from slipstream.models.hf import LAYERS, PARTS, TABLES
+from slipstream.models.rope import pairs_apart
+from slipstream.models.view import TargetView
+from slipstream.train.foreign import Foreign
+from slipstream.train.hf_render import rendered_config
+
+METHOD = DistilledDrafter.name
+
+
+def exported(trained: Trained, target: TargetView) -> Foreign:
+    """The draft, with its tokenizer where the target has one."""
+    everything = torch.arange(target.config.vocab_size, device=target.device)
+    head = make_head(DistilledDrafter, trained.settings, frame_of(target, everything))
+    assert isinstance(head, DistilledHead)
+    try:
+        head.load_state_dict(trained.weights)
+    except RuntimeError:
+        raise CorruptFile("the checkpoint's weights do not fit its settings", hint="train or copy it again") from None
+    embedding, rows = target.embed(everything).float().cpu(), head.frame.rows.float().cpu()
+    weights = {TABLES["embed"]: embedding, TABLES["norm"]: head.stack.norm}
+    tied = torch.equal(embedding, rows)
+    if not tied:
+        weights[TABLES["head"]] = rows
+    for index, (norm, layer) in enumerate(zip(head.stack.norms, head.stack.layers, strict=True)):
+        assert isinstance(layer, HeadLayer)
+        weights[f"{LAYERS}{index}.{PARTS['attn_norm']}"] = norm
+        weights |= {f"{LAYERS}{index}.{PARTS[part]}": weight for part, weight in _parts(layer)}
+    config, _ = rendered_config(_shape(head, tied), trained.target.name)
+    config["torch_dtype"] = "float32"
+    return Foreign(METHOD, config, weights, target.tokenizer)
+
+
+def _shape(head: DistilledHead, tied: bool) -> ModelConfig:
+    """What the draft is, whatever its target has beyond a plain Llama's layers."""
+    config, layer = head.frame.config, head.stack.layers[0]
+    assert isinstance(layer, HeadLayer)
+    return ModelConfig(
+        family="llama",
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        layers=len(head.stack.layers),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=layer.down.weight.shape[1],
+        context=config.context,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        rope_factors=config.rope_factors,
+        norm_eps=config.norm_eps,
+        tied_head=tied,
+        bos_id=config.bos_id,
+        eos_ids=config.eos_ids,
+    )
+
+
+def _parts(layer: HeadLayer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The matrices of a layer by the names of their parts."""
+    config = layer.config
+    keys = config.kv_heads * config.head_dim
+    q, k, v = layer.qkv.weight.split([config.heads * config.head_dim, keys, keys])
+    gate, up = layer.gate_up.weight.chunk(2)
+    yield from {"q": pairs_apart(q, config.head_dim), "k": pairs_apart(k, config.head_dim), "v": v}.items()
+    yield from {"o": layer.out.weight, "mlp_norm": layer.mlp_norm, "gate": gate, "up": up}.items()
+    yield "down", layer.down.weight

@@ -1,0 +1,107 @@
+"""A distilled draft as a model of its own: it says what the draft says, in transformers and in our engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from slipstream import LLM, SamplingParams
+from slipstream.drafters import trained
+from slipstream.drafters.distilled import DistilledHead
+from slipstream.drafters.head import Head
+from slipstream.errors import CorruptFile, OptionError
+from slipstream.train.foreign import write_foreign
+from slipstream.train.interchange import export_drafter, load_for
+from tests.heads import made_for, random_head
+from tests.invoking import invoke
+from tests.lessons import new_head, saved
+from tests.test_families import build as family
+from tests.tiny import tiny_directory, tiny_llm
+
+HOW = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+PROMPT = [5, 9, 17, 3, 44, 9, 17]
+
+
+def a_head(llm: LLM, vocab: torch.Tensor, **settings: int) -> tuple[Head, Path]:
+    """A draft like no layers of the target's, and its checkpoint."""
+    head, shape = new_head(llm, "draft_model", vocab, **settings)
+    with torch.no_grad():
+        for weight in head.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    return head, saved(llm, "draft_model", head, shape)
+
+
+def exported(llm: LLM, place: Path, to: Path) -> Path:
+    write_foreign(to, export_drafter(load_for("hf-model", place), place, "hf-model", made_for(llm)[0]))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"), [("llama3", False), ("smollm2", True), ("qwen3", False), ("mixtral", False), ("gemma2", False)]
+)
+@torch.no_grad()
+def test_it_has_the_logits_of_the_draft(name: str, tied: bool, tmp_path: Path) -> None:
+    """Whatever the target has beyond a Llama: a draft's layers are plain ones. A scaled embedding is written scaled."""
+    family(name, tmp_path / "target")
+    llm = LLM(tmp_path / "target", speculate=None)
+    everything = torch.arange(llm.model.config.vocab_size)
+    head, place = a_head(llm, everything[::3], layers=3, mlp=40)
+    model = AutoModelForCausalLM.from_pretrained(exported(llm, place, tmp_path / "draft"), dtype=torch.float32)
+    assert model.config.num_hidden_layers == 3 and model.config.intermediate_size == 40
+    assert model.config.tie_word_embeddings is tied
+    tokens = torch.randint(len(everything), (2, 90), generator=torch.Generator().manual_seed(1))
+    assert isinstance(head, DistilledHead)
+    theirs, ours = model(tokens).logits, head.logits(head.judged(tokens))
+    assert torch.allclose(theirs[..., everything[::3]], ours, atol=2e-4)
+
+
+def test_it_drafts_as_the_draft_does_alone_and_in_a_cascade(tmp_path: Path) -> None:
+    llm = tiny_llm(context=300, characters=True)
+    _, place = a_head(llm, torch.arange(97), layers=2)
+    model = exported(llm, place, tmp_path / "draft")
+    (plain,) = llm.generate([PROMPT], HOW)
+    told = set()
+    for draft in (f"checkpoint={place}", f"model={model}", f"model={model},draw=top"):
+        llm.use(f"draft_model:depth=4,{draft}")
+        (output,) = llm.generate([PROMPT], HOW)
+        told.add((tuple(output.token_ids), output.stats.steps, output.stats.accepted))
+    assert len(told) == 1 and output.token_ids == plain.token_ids
+    llm.use(f"cascade:suffix+draft_model:model={model},depth=4")
+    (output,) = llm.generate([PROMPT], HOW)
+    assert (tuple(output.token_ids), output.stats.steps, output.stats.accepted) in told
+    assert output.stats.draft_faults == 0 and output.stats.accepted > 0
+
+
+def test_a_checkpoint_whose_weights_do_not_fit_is_refused(tmp_path: Path) -> None:
+    place = random_head("draft_model", layers=2)
+    broken = load_for("hf-model", place)
+    del broken.weights["stack.norm"]
+    view = made_for(tiny_llm(context=300, characters=True))[0]
+    with pytest.raises(CorruptFile, match="do not fit its settings"):
+        export_drafter(broken, place, "hf-model", view)
+    with pytest.raises(OptionError, match="of kind 'draft_model', and speculators is for 'eagle3'"):
+        load_for("speculators", place)
+
+
+def test_the_command_line_takes_a_directory_or_the_name_of_what_the_model_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    place, model = random_head("draft_model", layers=1), str(tiny_directory(context=300, characters=True))
+    order = ["--format", "hf-model", "-m", model, "-o"]
+    done = invoke("export", "draft_model", *order, str(tmp_path / "none"))
+    assert done.exit_code == 2 and "'draft_model' is no directory, and no kind of drafter" in done.stderr
+    done = invoke("export", str(place), *order, str(tmp_path / "first"))
+    assert done.exit_code == 0 and "draft_model as hf-model, 12 weights" in done.stdout, done.output
+    checkpoint = trained.load(place)
+    trained.save(trained.directory("draft_model", checkpoint.target.fingerprint), checkpoint)
+    done = invoke("export", "draft_model", *order, str(tmp_path / "second"))
+    assert done.exit_code == 0, done.output
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second")]
+    assert files[0] == files[1]
+    draft = f"draft_model:model={tmp_path / 'first'}"
+    done = invoke("run", "-m", model, "--speculate", draft, "--max-tokens", "8", "hi")
+    assert done.exit_code == 0, done.output
