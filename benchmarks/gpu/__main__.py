@@ -115,7 +115,7 @@ class Run:
     def answers(self) -> None:
         plain = None
         taught, untaught = (*self.drafters.values(), *self.joined), (*UNTAUGHT, *skipping(self.body))
-        for spec in ("none", *taught, *self.companions, *untaught):
+        for spec in ("none", *taught, *untaught, *self.companions):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
             # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
             whole = spec == "suffix" or self.llm.engine.burst is None
@@ -202,9 +202,9 @@ def main() -> None:
         try:
             for part in given.parts:
                 getattr(run, part)()
-                if given.json:
-                    given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
         finally:  # minutes of measuring are not lost to an error
+            if given.json:
+                given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
             print(f"\n{title}\n\n{table(run.found)}")
 
 
