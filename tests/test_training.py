@@ -23,7 +23,7 @@ from slipstream.drafters import stored, trained
 from slipstream.drafters.learned import LearnedDrafter
 from slipstream.drafters.registry import drafter_class
 from slipstream.drafters.trained import Trained
-from slipstream.errors import CorruptFile, NotEnoughMemory, ModelNotFound, OptionError, SlipstreamError
+from slipstream.errors import CorruptFile, ModelNotFound, NotEnoughMemory, OptionError, SlipstreamError
 from slipstream.train import finish as finish_module
 from slipstream.train import run as run_module
 from slipstream.train import state
