@@ -11,6 +11,8 @@ from slipstream import LLM, SamplingParams
 from slipstream.drafters import trained
 from slipstream.drafters.registry import drafter_class
 from slipstream.drafters.stored import SIX
+from slipstream.train.foreign import write_foreign
+from slipstream.train.interchange import HF_MODEL, export_drafter, load_for
 from slipstream.train.run import learned_methods
 
 SHIPPED = Path(trained.__file__).parent / "shipped"
@@ -69,3 +71,23 @@ def test_shipped_drafters_say_what_plain_decoding_says_in_fewer_steps(
         certain = outputs[: len(PROMPTS)]
         per_step = sum(output.stats.emitted for output in certain) / sum(output.stats.steps for output in certain)
         assert per_step >= least, f"{method}: {per_step:.2f} tokens per step"
+
+
+@pytest.mark.real_model
+def test_the_shipped_draft_becomes_a_model_that_can_verify_in_a_cascade(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    llm = LLM(smollm2_path, speculate=None, max_model_len=512, quantize="none")
+    place = trained.located("draft_model", llm.model.fingerprint)
+    write_foreign(
+        tmp_path / "draft",
+        export_drafter(load_for(HF_MODEL, place), place, HF_MODEL, llm.engine.drafter.target),
+    )
+    asked = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+    how = SamplingParams(temperature=0.0, max_tokens=24)
+    plain = [output.token_ids for output in llm.chat(asked, how)]
+    llm.use(f"cascade:suffix+draft_model:model={tmp_path / 'draft'},depth=5")
+    outputs = llm.chat(asked, how)
+    assert [output.token_ids for output in outputs] == plain
+    assert sum(output.stats.emitted for output in outputs) / sum(output.stats.steps for output in outputs) >= 2.0
