@@ -23,7 +23,8 @@ from benchmarks.gpu.table import COLUMNS, table
 from slipstream import LLM, SamplingParams
 from slipstream.bench.bodies import BodyCheckpoint
 from slipstream.bench.body_shapes import BodyShape
-from slipstream.drafters import trained, tuned
+from slipstream.drafters import tuned
+from slipstream.errors import ModelNotFound
 from slipstream.models.decoder import Decoder
 from slipstream.models.loader import open_checkpoint
 from slipstream.types import Stats
@@ -32,7 +33,7 @@ from tests.tiny import tiny_directory, tiny_llm
 
 PROMPTS = [[5, 9, 2, 7], [11, 3, 3, 8, 20], [40, 41, 42]]
 LENGTH = 12
-BODY = BodyShape(160, 10, 9, 3, 32, 128, 131)
+BODY, SMALL = BodyShape(160, 10, 9, 3, 32, 128, 131), BodyShape(144, 5, 8, 4, 16, 112, 131)
 
 
 @pytest.fixture(scope="module")
@@ -179,26 +180,28 @@ def test_a_body_is_spared_the_layers_that_the_small_model_can_spare(monkeypatch:
     assert skipping(body) == []
 
 
-def test_a_drafter_that_is_not_trained_is_refused_before_any_work(
+def test_what_cannot_be_measured_is_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--drafters", "eagle3", "suffix+eagle3", "nobody=here"])
-    with pytest.raises(SystemExit) as refused:
+    for line, words in (
+        (["--drafters", "eagle3", "suffix+eagle3", "nobody=here"], "--drafters suffix+eagle3 nobody=here: of eagle3"),
+        (["--json", "nowhere/figures.json"], "--json nowhere/figures.json: there is no such directory"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *line])
+        with pytest.raises(SystemExit) as refused:
+            command.main()
+        assert refused.value.code == 2 and words in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--foreign", "./nobody"])
+    with pytest.raises(ModelNotFound, match="nobody"):
         command.main()
-    assert refused.value.code == 2 and "--drafters suffix+eagle3 nobody=here: of eagle3" in capsys.readouterr().err
 
 
-def test_a_draft_of_the_bodys_vocabulary_drafts_for_it_as_the_distilled_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+def test_a_draft_of_the_bodys_vocabulary_drafts_for_it_as_the_distilled_one_does(tmp_path: Path) -> None:
     small = LLM(tiny_directory(0, layers=8, context=300, characters=True), speculate=None)
     head, settings = new_head(small, "draft_model", torch.arange(97), layers=2)
     teach(head, lesson_of(small, written(small, 4), torch.arange(97), ()), 10)
     place = saved(small, "draft_model", head, settings)
-    trained.save(trained.directory("draft_model", small.model.fingerprint), trained.load(place))
     body = BodyCheckpoint(open_checkpoint(small.model.name), "test", BODY, "cpu", torch.float32)
-    draft = companions.write_draft(body, tmp_path, BodyShape(144, 5, 8, 4, 16, 112, 0))
     how = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
     large = LLM(body, speculate=None)
     prompts = written(small, 3)
@@ -210,6 +213,9 @@ def test_a_draft_of_the_bodys_vocabulary_drafts_for_it_as_the_distilled_one_does
         assert [output.token_ids for output in outputs] == texts
         return [output.stats.steps for output in outputs]
 
-    known = companions.drafters(draft, "")
-    assert [steps(large, spec) for spec in known] == [steps(small, f"draft_model:checkpoint={place},depth=4")] * 2
-    assert companions.drafters(draft, "/some/model")[2:] == ["foreign_draft:model=/some/model"]
+    alone, stacked, foreign = companions.drafters(body, place, "/some/model", tmp_path, SMALL)
+    wanted = steps(small, f"draft_model:checkpoint={place},depth=4")
+    assert steps(large, alone) == steps(large, stacked) == wanted
+    assert alone == f"draft_model:model={tmp_path / '1b'}" and stacked == f"cascade:suffix+{alone}"
+    assert foreign == "foreign_draft:model=/some/model"
+    assert companions.drafters(body, None, "", tmp_path) == []

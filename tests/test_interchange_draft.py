@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ from slipstream import LLM, SamplingParams
 from slipstream.drafters import trained
 from slipstream.drafters.distilled import DistilledHead
 from slipstream.drafters.head import Head
-from slipstream.errors import CorruptFile, OptionError
+from slipstream.errors import CorruptFile, OptionError, PromptError, UnsupportedModel
+from slipstream.text import Tokenizer
 from slipstream.train.foreign import write_foreign
 from slipstream.train.interchange import export_drafter, load_for
 from tests.heads import made_for, random_head
@@ -53,9 +57,35 @@ def test_it_has_the_logits_of_the_draft(name: str, tied: bool, tmp_path: Path) -
     assert model.config.num_hidden_layers == 3 and model.config.intermediate_size == 40
     assert model.config.tie_word_embeddings is tied
     tokens = torch.randint(len(everything), (2, 90), generator=torch.Generator().manual_seed(1))
-    assert isinstance(head, DistilledHead)
-    theirs, ours = model(tokens).logits, head.logits(head.judged(tokens))
-    assert torch.allclose(theirs[..., everything[::3]], ours, atol=2e-4)
+    whole, _ = new_head(llm, "draft_model", everything, layers=3, mlp=40)  # the same draft that may say anything
+    whole.load_state_dict(head.state_dict())
+    assert isinstance(whole, DistilledHead)
+    assert torch.allclose(model(tokens).logits, whole.logits(whole.judged(tokens)), atol=2e-4)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_an_end_that_only_the_tokenizers_files_know_goes_along(file: str, tmp_path: Path) -> None:
+    target = Path(shutil.copytree(tiny_directory(context=300, characters=True), tmp_path / "target"))
+    (target / "tokenizer_config.json").unlink()
+    (target / file).write_text(json.dumps({"eos_token": "<b>"}))
+    llm = LLM(target, speculate=None)
+    place = exported(llm, a_head(llm, torch.arange(97))[1], tmp_path / "draft")
+    copy = Tokenizer.from_directory(place)
+    assert copy.eos_ids == (96,) and copy.encode("a<b>") == [65, 96]
+    assert json.loads((place / "config.json").read_text())["eos_token_id"] == [96]
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = tiny_llm(context=300, characters=True)
+    place = a_head(llm, torch.arange(97))[1]
+    monkeypatch.setattr("slipstream.train.hf_render._SAMPLE", 5)  # no copy can be compared
+    with pytest.raises(PromptError):
+        exported(llm, place, tmp_path / "draft")
+    assert list(tmp_path.iterdir()) == []
+    config = replace(llm.model.config, rope_factors=(1.0,) * 8)
+    monkeypatch.setattr(llm.model, "config", config)
+    with pytest.raises(UnsupportedModel, match="rotation is given as bare factors"):
+        exported(llm, place, tmp_path / "draft")
 
 
 def test_it_drafts_as_the_draft_does_alone_and_in_a_cascade(tmp_path: Path) -> None:
@@ -80,7 +110,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_is_refused(tmp_path: Path) -> Non
     broken = load_for("hf-model", place)
     del broken.weights["stack.norm"]
     view = made_for(tiny_llm(context=300, characters=True))[0]
-    with pytest.raises(CorruptFile, match="do not fit its settings"):
+    with pytest.raises(CorruptFile, match=r"draft_model: the weights do not fit the settings: stack\.norm"):
         export_drafter(broken, place, "hf-model", view)
     with pytest.raises(OptionError, match="of kind 'draft_model', and speculators is for 'eagle3'"):
         load_for("speculators", place)
@@ -92,8 +122,18 @@ def test_the_command_line_takes_a_directory_or_the_name_of_what_the_model_has(
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
     place, model = random_head("draft_model", layers=1), str(tiny_directory(context=300, characters=True))
     order = ["--format", "hf-model", "-m", model, "-o"]
-    done = invoke("export", "draft_model", *order, str(tmp_path / "none"))
-    assert done.exit_code == 2 and "'draft_model' is no directory, and no kind of drafter" in done.stderr
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "draft_model").mkdir()  # a directory of that name hides nothing
+    for given, message in (
+        ("draft_model", "there is no draft_model for this target"),
+        ("drft_model", "drft_model holds no trained drafter"),
+        ("eagle3", "hf-model is for draft_model, and eagle3 has no such format"),
+        (str(random_head("eagle3")), "of kind 'eagle3', and hf-model is for 'draft_model'"),
+        ("~no-such-user/draft", "'~no-such-user/draft' cannot be a path here"),
+        ("x" * 300, "cannot be a path here: File name too long"),
+    ):
+        done = invoke("export", given, *order, str(tmp_path / "none"))
+        assert done.exit_code == 2 and message in done.stderr, done.output
     done = invoke("export", str(place), *order, str(tmp_path / "first"))
     assert done.exit_code == 0 and "draft_model as hf-model, 12 weights" in done.stdout, done.output
     checkpoint = trained.load(place)

@@ -79,7 +79,7 @@ def test_the_shipped_draft_becomes_a_model_that_can_verify_in_a_cascade(
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
     llm = LLM(smollm2_path, speculate=None, max_model_len=512, quantize="none")
-    place = trained.located("draft_model", llm.model.fingerprint)
+    place = trained.own("draft_model", llm.model.fingerprint)
     write_foreign(
         tmp_path / "draft",
         export_drafter(load_for(HF_MODEL, place), place, HF_MODEL, llm.engine.drafter.target),

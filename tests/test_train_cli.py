@@ -69,7 +69,7 @@ def test_prompts_are_answered_first(tmp_path: Path) -> None:
         (["--rate", "0"], ["rate=0"]),
         (["--prompts", "p.txt"], ["either --data or --prompts"]),
         (["--threads", "0"], ["threads=0"]),
-        (["--init", "nowhere"], ["'nowhere' is no directory, and no kind of drafter that was trained for this target"]),
+        (["--init", "nowhere"], ["nowhere holds no trained drafter", "eagle3"]),
     ],
 )
 def test_what_cannot_be_is_one_line_and_a_hint(arguments: list[str], words: list[str], tmp_path: Path) -> None:

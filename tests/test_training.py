@@ -322,7 +322,7 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
         train(order("eagle3", tmp_path / "no", init=str(place), settings={"unroll": "2"}), QUIET)
     with pytest.raises(OptionError, match="'eagle3', not 'medusa'"):
         train(order("medusa", tmp_path / "no", init=str(place), settings={}), QUIET)
-    with pytest.raises(ModelNotFound, match="no kind of drafter that was trained for this target"):
+    with pytest.raises(ModelNotFound, match="there is no eagle3 for this target"):
         train(order("eagle3", tmp_path / "no", init="eagle3", settings={}), QUIET)
     description = json.loads((place / "drafter.json").read_text())
     assert description["provenance"]["arguments"]["init"] == "" and drafter.provenance["arguments"]["init"]

@@ -29,6 +29,7 @@ from slipstream.bench import bodies
 from slipstream.bench.widening import widened
 from slipstream.drafters import trained, tuned
 from slipstream.drafters.layer_skip import format_layers, parse_layers
+from slipstream.models.loader import open_model
 
 PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model", "kangaroo")
@@ -158,17 +159,17 @@ def _line(row: dict[str, Any]) -> str:
     return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items() if v != {})
 
 
-def _widened(llm: LLM, body: bodies.BodyCheckpoint, names: list[str], folder: Path) -> dict[str, str]:
-    """The shipped drafters, or others as METHOD=DIRECTORY, at the body's width."""
-    found = {}
-    for given in names:
-        name, _, directory = given.partition("=")
-        place = Path(directory) if directory else trained.find(name, body.source_fingerprint)
-        assert place is not None, f"no {name} drafter for {body.source.name}"
-        wide = widened(trained.load(place), body, llm.model.fingerprint)
-        trained.save(folder / name, wide)
-        found[name] = f"{name}:checkpoint={folder / name}"
-    return found
+def _places(body: bodies.BodyCheckpoint, names: list[str]) -> dict[str, Path]:
+    """Where the shipped drafters lie, or others given as METHOD=DIRECTORY."""
+    given = {name: Path(directory) if directory else None for name, _, directory in (n.partition("=") for n in names)}
+    return {name: place or trained.own(name, body.source_fingerprint) for name, place in given.items()}
+
+
+def _widened(llm: LLM, body: bodies.BodyCheckpoint, places: dict[str, Path], folder: Path) -> dict[str, str]:
+    """These drafters at the body's width, as `use` takes them."""
+    for name, place in places.items():
+        trained.save(folder / name, widened(trained.load(place), body, llm.model.fingerprint))
+    return {name: f"{name}:checkpoint={folder / name}" for name in places}
 
 
 def main() -> None:
@@ -184,6 +185,10 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := [name for name in given.drafters if name.partition("=")[0] not in LEARNED]:
         parser.error(f"--drafters {' '.join(unknown)}: of {', '.join(LEARNED)}, or METHOD=DIRECTORY of such a one")
+    if given.json and not given.json.absolute().parent.is_dir():
+        parser.error(f"--json {given.json}: there is no such directory")
+    if given.foreign:
+        open_model(given.foreign)  # a misspelt one is told now, not after minutes
     began = time.perf_counter()
     body = bodies.make(given.body, dtype="bfloat16", device="cuda")
     body.config = replace(
@@ -193,19 +198,25 @@ def main() -> None:
     title = f"{body.name}, bfloat16, {torch.cuda.get_device_name()}; vLLM was not there to be measured"
     print(f"{title} (loaded in {time.perf_counter() - began:.0f} s)", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        drafters = _widened(llm, body, given.drafters, Path(folder))
+        places = _places(body, given.drafters)
+        drafters = _widened(llm, body, places, Path(folder))
         run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens)
-        if "answers" in given.parts:
-            run.companions = companions.drafters(companions.write_draft(body, Path(folder)), given.foreign)
-            if not given.foreign:
-                print("no foreign_draft: --foreign names a model of another vocabulary for it", flush=True)
-        try:
-            for part in given.parts:
-                getattr(run, part)()
-        finally:  # minutes of measuring are not lost to an error
+
+        def save() -> None:
             if given.json:
                 given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
+
+        try:
+            if "answers" in given.parts:
+                if not given.foreign:
+                    print("no foreign_draft: --foreign names a model of another vocabulary for it", flush=True)
+                run.companions = companions.drafters(body, places.get("draft_model"), given.foreign, Path(folder))
+            for part in given.parts:
+                getattr(run, part)()
+                save()
+        finally:  # minutes of measuring are not lost to an error
             print(f"\n{title}\n\n{table(run.found)}")
+            save()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from pathlib import Path
 from slipstream import LLM
 from slipstream.bench.bodies import BodyCheckpoint
 from slipstream.bench.body_shapes import BodyShape
-from slipstream.drafters import trained
 from slipstream.models.hf import HFCheckpoint
 from slipstream.train.foreign import write_foreign
 from slipstream.train.interchange import HF_MODEL, export_drafter, load_for
@@ -22,21 +21,29 @@ from slipstream.train.merged_model import MergedCheckpoint, write_model
 DRAFT = BodyShape(2048, 16, 32, 8, 64, 8192, 128_256)
 
 
-def write_draft(body: BodyCheckpoint, folder: Path, shape: BodyShape = DRAFT) -> Path:
+def drafters(
+    body: BodyCheckpoint, distilled: Path | None, foreign: str, folder: Path, shape: BodyShape = DRAFT
+) -> list[str]:
+    """Those that need such models, as `use` takes them, their models in `folder`.
+
+    `distilled`: the checkpoint of the small model's draft. `foreign`: a model of another vocabulary. Either may be
+    missing, and what needs it is.
+    """
+    found = []
+    if distilled is not None:
+        draft = write_draft(body, distilled, folder, shape)
+        found += [f"draft_model:model={draft}", f"cascade:suffix+draft_model:model={draft}"]
+    return [*found, f"foreign_draft:model={foreign}"] if foreign else found
+
+
+def write_draft(body: BodyCheckpoint, distilled: Path, folder: Path, shape: BodyShape) -> Path:
     """A directory in `folder` with a draft of the body's vocabulary and context, for the body's device and dtype."""
     target = LLM(body.source, speculate=None, device="cpu", dtype="float32", quantize="none").engine.drafter.target
-    place = trained.located("draft_model", body.source_fingerprint)
     small, large = folder / "135m", folder / "1b"
-    write_foreign(small, export_drafter(load_for(HF_MODEL, place), place, HF_MODEL, target))
+    write_foreign(small, export_drafter(load_for(HF_MODEL, distilled), distilled, HF_MODEL, target))
     shape, placing = replace(shape, vocab_size=body.config.vocab_size), body.placing
     draft = BodyCheckpoint(HFCheckpoint(small), "1b", shape, placing.device, placing.dtype)
     draft.config = replace(draft.config, context=body.config.context)
     large.mkdir()
     write_model(MergedCheckpoint(draft, {}, placing.dtype), large)
     return large
-
-
-def drafters(draft: Path, foreign: str) -> list[str]:
-    """Those that need such models, as `use` takes them. `foreign`: a model of another vocabulary, or nothing."""
-    known = [f"draft_model:model={draft}", f"cascade:suffix+draft_model:model={draft}"]
-    return [*known, f"foreign_draft:model={foreign}"] if foreign else known

@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from slipstream.commands.conversation import Conversation
@@ -15,6 +14,7 @@ from slipstream.commands.opening import open_llm, stats_line
 from slipstream.commands.options import Described, EngineSetup, Sampling
 from slipstream.commands.terminal import harmless, note
 from slipstream.errors import OptionError, PromptError, unknown_choice
+from slipstream.folders import expanded
 from slipstream.types import Stats
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Chat:
     def _save(self, rest: str) -> None:
         if not rest:
             raise PromptError("/save needs a file name", hint="/save talk.json")
-        path = Path(rest).expanduser()
+        path = expanded(rest)
         saved = json.dumps(self._conversation.messages, ensure_ascii=False, indent=2)
         try:
             path.write_text(saved + "\n", encoding="utf-8")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipstream.folders import expanded
+
 if TYPE_CHECKING:
     import torch
 
@@ -47,7 +49,7 @@ def examine_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> 
     if not place:
         return TrainedHead(spec.method, None)
     try:
-        found = trained.load(Path(place).expanduser())
+        found = trained.load(expanded(place))
         found.require_shape(spec.method, config, Path(place))
         rows = torch.zeros(len(found.vocab), config.hidden_size)
         nothing = Frame(config, found.vocab, rows, torch.ones(config.hidden_size), lambda ids: rows[:0], lambda _: None)

@@ -11,6 +11,7 @@ from slipstream.commands.opening import open_llm
 from slipstream.commands.options import Described, EngineSetup
 from slipstream.commands.terminal import mebibytes, note, passing, say
 from slipstream.errors import OptionError
+from slipstream.folders import expanded
 from slipstream.models.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def import_(
         from slipstream.drafters import trained
         from slipstream.train.foreign import read_foreign
         from slipstream.train.interchange import import_drafter
-    foreign = read_foreign(Path(directory).expanduser())
+    foreign = read_foreign(expanded(directory))
     target, name = _target(model)
     checkpoint = import_drafter(foreign, target, name)
     try:
@@ -66,13 +67,10 @@ def export(
     with passing("loading torch ..."):
         from slipstream.drafters import trained
         from slipstream.train.foreign import write_foreign
-        from slipstream.train.interchange import FORMATS, export_drafter, load_for, require_format
-    require_format(layout)
-    given = Path(checkpoint).expanduser()
-    if given.exists() or checkpoint not in FORMATS.values():
-        load_for(layout, given)  # refused here, nobody has waited for a model
+        from slipstream.train.interchange import FORMATS, export_drafter, load_for, named_for
+    given = named_for(layout, checkpoint)
     target, _ = _target(model)
-    source = trained.located(checkpoint, target.fingerprint)
+    source = given or trained.own(FORMATS[layout], target.fingerprint)
     foreign = export_drafter(load_for(layout, source), source, layout, target)
     write_foreign(place, foreign)
     say(f"{place}: {foreign.name} as {layout}, {len(foreign.weights)} weights, {mebibytes(_size(place))}")
@@ -80,14 +78,15 @@ def export(
 
 def _free(output: str) -> Path:
     """Refuse a place that is taken, before anybody has waited for a model."""
-    place = Path(output).expanduser()
+    place = expanded(output)
     if place.exists():
         raise OptionError(f"{str(place)!r} is there already", hint="name a directory that does not exist")
     return place
 
 
 def _target(model: str) -> tuple[TargetView, str]:
-    llm = open_llm(EngineSetup(model=model, speculate="none", quantize="none"))
+    """The target and its name, its weights as they are: on a GPU they might be rounded."""
+    llm = open_llm(EngineSetup(model=model, speculate="none", quantize="none", device="cpu", dtype="float32"))
     return llm.engine.drafter.target, Path(llm.model.name).name
 
 

@@ -11,6 +11,7 @@ from slipstream.commands.opening import fetch_models
 from slipstream.commands.options import Described
 from slipstream.commands.terminal import ProgressBar, mebibytes, note, passing, say
 from slipstream.errors import OptionError
+from slipstream.folders import expanded
 from slipstream.models.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def build(
         from slipstream.drafters.corpus import fingerprint
         from slipstream.drafters.corpus_build import CorpusWriter, require_free
         from slipstream.drafters.corpus_files import Reader, find_sources
-    target = Path(output).expanduser()
+    target = expanded(output)
     require_free(target)
     sources = find_sources(files, target)
     tokenizer = _tokenizer(model)

@@ -15,6 +15,7 @@ from slipstream.commands.opening import fetch_models
 from slipstream.commands.options import Described
 from slipstream.commands.terminal import mebibytes, note, passing, say
 from slipstream.errors import OptionError
+from slipstream.folders import expanded
 from slipstream.models.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def synth(
             raise OptionError(f"{name}={value} is out of range", hint="valid: 1 or more")
     if not 0 <= seed < 2**63:
         raise OptionError(f"seed={seed} is out of range", hint="valid: 0 to 2**63 - 1")
-    directory = Path(output).expanduser()
+    directory = expanded(output)
     with passing("loading torch ..."):
         import torch
 
@@ -78,7 +79,7 @@ def synth(
         from slipstream.tuning.prompts import read_dialogues
     if threads is not None or writers > 1:
         torch.set_num_threads(threads or max(1, torch.get_num_threads() // writers))
-    dialogues = None if prompts is None else read_dialogues(Path(prompts).expanduser())
+    dialogues = None if prompts is None else read_dialogues(expanded(prompts))
     count = _settled_count(count, prompts, dialogues)
     _fetch(model)
     with passing(f"opening {model} ..."):
@@ -191,7 +192,7 @@ def _require_writable(directory: Path) -> None:
 def _provenance(prompts: str | None) -> dict[str, str] | None:
     if prompts is None:
         return None
-    path = Path(prompts).expanduser()
+    path = expanded(prompts)
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 

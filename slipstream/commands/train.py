@@ -18,7 +18,7 @@ from slipstream.commands.options import Described
 from slipstream.commands.synth import synth
 from slipstream.commands.terminal import mebibytes, note, passing, print_json, say, show_table
 from slipstream.errors import OptionError
-from slipstream.folders import cache_directory
+from slipstream.folders import cache_directory, expanded
 from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.train.course import MINUTES, Course
 
@@ -109,8 +109,8 @@ def train(
     if threads is not None:
         torch.set_num_threads(threads)
     fetch_models(model, DrafterSpec("none"))
-    out = None if output is None else Path(output).expanduser()
-    texts = tuple(Path(place).expanduser() for place in data)
+    out = None if output is None else expanded(output)
+    texts = tuple(expanded(place) for place in data)
     order = Order(method, texts, out, model, init or "", chosen, course, restart, device, dtype)
     if not data:
         require_possible(order)
@@ -146,9 +146,9 @@ def _written(model: str, prompts: str | None, out: Path | None, dtype: str, devi
     from slipstream.tuning.prompts import read_dialogues
 
     if prompts is not None:
-        read_dialogues(Path(prompts).expanduser())  # whatever is wrong with the file is told first
+        read_dialogues(expanded(prompts))  # whatever is wrong with the file is told first
     if out is None:
-        asked = b"" if prompts is None else Path(prompts).expanduser().read_bytes()
+        asked = b"" if prompts is None else expanded(prompts).read_bytes()
         target = Path(model).resolve() if Path(model).exists() else model
         name = hashlib.sha256(f"{target}\n{dtype}\n{choose_device(device)}\n".encode() + asked).hexdigest()[:16]
         place = cache_directory() / "data" / name

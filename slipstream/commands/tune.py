@@ -15,6 +15,7 @@ from slipstream.commands.opening import open_llm
 from slipstream.commands.options import Described, EngineSetup
 from slipstream.commands.terminal import ProgressBar, note, passing, print_json, say, show_table
 from slipstream.errors import OptionError, unknown_choice
+from slipstream.folders import expanded
 from slipstream.models.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def tune(
         raise unknown_choice("method to tune", method, list(_SEARCHES))
     if not (math.isfinite(budget) and budget > 0):
         raise OptionError(f"budget={budget:g} is out of range", hint="valid: seconds, above 0")
-    extra = _require_writable(Path(output).expanduser()) if output is not None else None
+    extra = _require_writable(expanded(output)) if output is not None else None
     conversations = _conversations(prompts)
     setup = EngineSetup(
         model=model,
@@ -85,7 +86,7 @@ def _conversations(prompts: str | None) -> list[Conversation]:
 
     if prompts is None:
         return [question(prompt.text) for prompt in PROMPTS]
-    return read_prompts(Path(prompts).expanduser())
+    return read_prompts(expanded(prompts))
 
 
 def _search(method: str, llm: LLM, conversations: list[Conversation], budget: float) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class CascadeOptions(DraftOptions):
                 raise OptionError(
                     "a distilled draft_model has a part of the target's vocabulary and cannot verify a level below",
                     hint="draft_model:model=PATH for every level after the first; "
-                    "`slipstream export draft_model --format hf-model -o PATH` makes a model of the distilled one",
+                    "`slipstream export draft_model -m TARGET --format hf-model -o PATH` makes such a model of it",
                 )
             level = spec.checked()
             if level.branch != 1 or 0 < level.nodes < level.depth or getattr(level, "draw", "auto") != "auto":

@@ -24,6 +24,7 @@ import numpy as np
 
 from slipstream.drafters.matches import Following, Match
 from slipstream.errors import CorruptFile, DraftMismatch, OptionError
+from slipstream.folders import expanded
 from slipstream.text import Tokenizer
 
 FORMAT, VERSION = "slipstream corpus", 1
@@ -126,7 +127,7 @@ class Corpus:
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
         """Map the corpus in a directory. OptionError or CorruptFile if there is none that can be used."""
-        folder = Path(path).expanduser()
+        folder = expanded(path)
         header = Header.read(folder)
         try:
             return cls(folder, header)

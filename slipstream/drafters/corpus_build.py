@@ -17,6 +17,7 @@ import numpy as np
 from slipstream import __version__
 from slipstream.drafters.corpus import HEADER, Header, suffixes_file, tokens_file
 from slipstream.errors import OptionError
+from slipstream.folders import expanded
 
 SHARD_TOKENS = 1 << 22  # ids in a shard: sorting takes about 64 bytes for each
 SORTED_BY = 32  # tokens: whoever repeats so many goes on repeating, and longer matches would predict no better
@@ -57,7 +58,7 @@ class CorpusWriter:
     def __init__(
         self, target: str | Path, *, tokenizer: str, vocabulary: int, model: str = "", shard_tokens: int = SHARD_TOKENS
     ) -> None:
-        self._target = Path(target).expanduser().resolve()
+        self._target = expanded(target).resolve()
         require_free(self._target)
         self._tokenizer, self._model, self._vocabulary = tokenizer, model, vocabulary
         self._dtype = np.dtype(np.uint16 if vocabulary < 1 << 16 else np.uint32)

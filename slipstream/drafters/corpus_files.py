@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from slipstream.errors import CorruptFile, OptionError
+from slipstream.folders import expanded
 from slipstream.text import Tokenizer
 
 PIECE = 1 << 18  # characters (bytes, when reading) that are held at a time
@@ -55,7 +56,7 @@ def find_sources(given: Iterable[str], leave_out: Path) -> list[Source]:
 
 
 def _source(given: str, leave_out: Path) -> Source:
-    path = Path(given).expanduser()
+    path = expanded(given)
     try:
         if path.is_dir():
             return Source(given, list(_walk(path, leave_out)), is_directory=True)

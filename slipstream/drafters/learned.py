@@ -20,6 +20,7 @@ from slipstream.drafters.head_layer import HeadLayer
 from slipstream.drafters.levels import Candidates, GrowingDrafter, Growth, GrowthOptions
 from slipstream.drafters.tree_loop import TreeDraft, TreeLoop
 from slipstream.errors import CorruptFile, OptionError
+from slipstream.folders import expanded
 from slipstream.models.linear import native_works
 from slipstream.native.small import likeliest
 from slipstream.types import Plan
@@ -120,7 +121,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
 
     def _find(self) -> Path:
         if self.options.checkpoint:
-            return Path(self.options.checkpoint).expanduser()
+            return expanded(self.options.checkpoint)
         found = trained.find(self.name, self.target.fingerprint)
         if found is None:
             raise OptionError(
@@ -130,15 +131,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return found
 
     def _restored(self) -> Head:
-        head = unfilled_head(type(self), self.trained.settings, frame_of(self.target, self.vocab))
-        wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
-        found = {name: tuple(weight.shape) for name, weight in self.trained.weights.items()}
-        if wanted != found:
-            wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-            raise CorruptFile(f"{self._place}: the weights do not fit the settings: {', '.join(wrong[:4])}")
-        weights = {name: weight.float() for name, weight in self.trained.weights.items()}
-        head.load_state_dict(weights, assign=True)
-        return head.eval()
+        return restored(type(self), self.trained, frame_of(self.target, self.vocab), self._place)
 
     # -- a reduced vocabulary -----------------------------------------------------------------------------------------
 
@@ -189,6 +182,20 @@ def unfilled_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], fra
     """A head whose weights have to come from elsewhere, or of which only the shapes are wanted."""
     with _WithoutChance():
         return make_head(kind, settings, frame)
+
+
+def restored(kind: type[LearnedDrafter[Any]], checkpoint: trained.Trained, frame: Frame, place: Path) -> Head:
+    """The head of a checkpoint, which lies at `place`, in float32."""
+    head = unfilled_head(kind, checkpoint.settings, frame)
+    wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
+    found = {name: tuple(weight.shape) for name, weight in checkpoint.weights.items()}
+    if wanted != found:
+        wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+        raise CorruptFile(
+            f"{place}: the weights do not fit the settings: {', '.join(wrong[:4])}", hint="train or copy it again"
+        )
+    head.load_state_dict({name: weight.float() for name, weight in checkpoint.weights.items()}, assign=True)
+    return head.eval()
 
 
 _BY_CHANCE = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)

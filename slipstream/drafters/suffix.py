@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.drafters.automaton import ROOT, SuffixAutomaton
@@ -20,6 +19,7 @@ from slipstream.drafters.chain_loop import ChainDraft
 from slipstream.drafters.corpus import Corpus, Header
 from slipstream.drafters.device_draft import DeviceDraft
 from slipstream.drafters.matches import Following, Match, grow
+from slipstream.folders import expanded
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -49,7 +49,7 @@ class SuffixOptions(DraftOptions):
         self.require(self.min_match >= 1, "min_match", "1 or more")
         self.require(self.shared_tokens >= 1, "shared_tokens", "1 or more")
         if self.corpus:
-            Header.read(Path(self.corpus).expanduser())  # what is wrong with it is told before a model is loaded
+            Header.read(expanded(self.corpus))  # what is wrong with it is told before a model is loaded
 
 
 @dataclass

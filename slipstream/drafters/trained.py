@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.drafters.stored import packed, unpacked
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError
-from slipstream.folders import cache_directory
+from slipstream.folders import cache_directory, expanded
 from slipstream.models.config import ModelConfig
 
 FORMAT, VERSION = "slipstream-drafter", 1
@@ -92,18 +92,30 @@ def find(method: str, fingerprint: str) -> Path | None:
     return None
 
 
-def located(given: str, fingerprint: str) -> Path:
-    """A checkpoint that is given as its directory, or as the kind of drafter that this target has one of."""
-    place = Path(given).expanduser()
-    if place.exists():
-        return place
-    found = find(given, fingerprint) if given.isidentifier() else None
-    if found is None:
+def own(method: str, fingerprint: str) -> Path:
+    """The drafter of this kind for this target; ModelNotFound where nobody has trained one."""
+    place = find(method, fingerprint)
+    if place is None:
         raise ModelNotFound(
-            f"{given!r} is no directory, and no kind of drafter that was trained for this target ({fingerprint})",
-            hint="name the directory of a checkpoint, or train one: slipstream train METHOD -m MODEL",
+            f"there is no {method} for this target ({fingerprint})",
+            hint=f"train one: slipstream train {method} -m MODEL",
         )
-    return found
+    return place
+
+
+def named(given: str, kinds: Collection[str]) -> Path | None:
+    """The directory that a checkpoint was given as; None where it was given as a kind, of which a target has its own.
+
+    A directory counts if it holds a checkpoint: another one of a kind's name hides nothing.
+    """
+    place = expanded(given)
+    if (place / DESCRIPTION).exists():
+        return place
+    if given in kinds:
+        return None
+    raise ModelNotFound(
+        f"{place} holds no trained drafter", hint=f"it would have a {DESCRIPTION}; or name a kind: {', '.join(kinds)}"
+    )
 
 
 def load(place: Path) -> Trained:

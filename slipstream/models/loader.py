@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.errors import ModelNotFound, UnsupportedModel
+from slipstream.folders import expanded
 from slipstream.models import builtin, hub
 from slipstream.models.checkpoint import Checkpoint
 
@@ -44,7 +45,7 @@ def _find(model: str | Path, progress: Progress | None = None) -> Path:
     name = str(model)
     if name in builtin.MODELS and isinstance(model, str):
         return builtin.fetch(name, progress)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name and path.exists():
         return path
     # A Path is a promise that the thing is on disk; so is a name that starts like one.

@@ -77,10 +77,10 @@ def write_foreign(place: Path, foreign: Foreign) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
-        write_tensors(partial / WEIGHTS, foreign.weights, {"format": "pt"})
         (partial / CONFIG).write_text(json.dumps(foreign.config, indent=2) + "\n")
         if foreign.tokenizer is not None:
             save_tokenizer(foreign.tokenizer, partial)
+        write_tensors(partial / WEIGHTS, foreign.weights, {"format": "pt"})
         partial.rename(place)
     except OSError as error:
         raise OptionError(f"cannot write {str(place)!r}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""The config and the tokenizer of a model as Hugging Face files, for one that came in another format.
+"""The config and the tokenizer of a model as Hugging Face files, for one that came in another format or was made here.
 
 There is no table of what each family can say: a config is written in the words of one family after the other and read
 back, and the first that reads back as the same model is taken. What no family can say is refused.
@@ -38,8 +38,13 @@ def rendered_config(config: ModelConfig, source: str) -> tuple[dict[str, Any], F
 
 
 def rendered_scaling(config: ModelConfig) -> dict[str, Any] | None:
-    """How the rotation is scaled, as a config.json says it; bare factors (`rope_factors`) it has no words for."""
+    """How the rotation is scaled, as a config.json says it."""
     scaling = config.rope_scaling
+    if config.rope_factors:
+        raise UnsupportedModel(
+            "the model's rotation is given as bare factors, for which a config.json has no words",
+            hint="take the model as a Hugging Face directory",
+        )
     if isinstance(scaling, LinearScaling):
         return {"rope_type": "linear", "factor": scaling.factor}
     if isinstance(scaling, Llama3Scaling):
@@ -63,7 +68,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, tokenizer.bos_id)]
         )
-    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(backend.to_str(pretty=True), encoding="utf-8")
     chat = tokenizer._chat
     described: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if chat is not None:

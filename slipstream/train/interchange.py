@@ -10,6 +10,7 @@ from slipstream.errors import OptionError, UnsupportedModel, unknown_choice
 from slipstream.models.view import TargetView
 from slipstream.train import interchange_draft, interchange_eagle, interchange_medusa
 from slipstream.train.foreign import Foreign
+from slipstream.train.run import learned_methods
 
 SPECULATORS, VLLM_MEDUSA, HF_MODEL = "speculators", "vllm-medusa", "hf-model"
 # format -> the method whose drafters it holds
@@ -34,15 +35,23 @@ def import_drafter(foreign: Foreign, target: TargetView, name: str) -> Trained:
     )
 
 
-def require_format(layout: str) -> None:
-    """Refuse a format that does not exist."""
-    if layout not in FORMATS:
-        raise unknown_choice("format", layout, list(FORMATS))
+def named_for(layout: str, given: str) -> Path | None:
+    """The directory of a checkpoint that goes into a format; None for the target's own of that kind.
+
+    What does not fit is refused, before anybody has waited for a target.
+    """
+    _require_format(layout)
+    place = trained.named(given, learned_methods())
+    if place is not None:
+        load_for(layout, place)
+    elif given != FORMATS[layout]:
+        raise OptionError(f"{layout} is for {FORMATS[layout]}, and {given} has no such format", hint=_which())
+    return place
 
 
 def load_for(layout: str, place: Path) -> Trained:
     """Our checkpoint at `place`; refused where the format does not exist or is for another kind."""
-    require_format(layout)
+    _require_format(layout)
     checkpoint, method = trained.load(place), FORMATS[layout]
     if checkpoint.method != method:
         raise OptionError(f"{place} holds a drafter of kind {checkpoint.method!r}, and {layout} is for {method!r}")
@@ -53,7 +62,16 @@ def export_drafter(checkpoint: Trained, place: Path, layout: str, target: Target
     """Our drafter for `target`, which lies at `place`, as other projects keep it."""
     checkpoint.require(FORMATS[layout], target.fingerprint, place)
     if layout == SPECULATORS:
-        return interchange_eagle.exported(checkpoint, target)
+        return interchange_eagle.exported(checkpoint, target, place)
     if layout == HF_MODEL:
-        return interchange_draft.exported(checkpoint, target)
+        return interchange_draft.exported(checkpoint, target, place)
     return interchange_medusa.exported(checkpoint, target.config.context)
+
+
+def _require_format(layout: str) -> None:
+    if layout not in FORMATS:
+        raise unknown_choice("format", layout, list(FORMATS))
+
+
+def _which() -> str:
+    return "formats: " + ", ".join(f"{layout} for {method}" for layout, method in FORMATS.items())

@@ -7,14 +7,15 @@ of which ours reads a part. So it can also verify what others guess, as a level 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from slipstream.drafters.distilled import DistilledDrafter, DistilledHead
 from slipstream.drafters.head_layer import HeadLayer
-from slipstream.drafters.learned import frame_of, make_head
+from slipstream.drafters.learned import frame_of, restored
 from slipstream.drafters.trained import Trained
-from slipstream.errors import CorruptFile
 from slipstream.models.config import ModelConfig
 from slipstream.models.hf import LAYERS, PARTS, TABLES
 from slipstream.models.rope import pairs_apart
@@ -25,15 +26,11 @@ from slipstream.train.hf_render import rendered_config
 METHOD = DistilledDrafter.name
 
 
-def exported(trained: Trained, target: TargetView) -> Foreign:
-    """The draft, with its tokenizer where the target has one."""
+def exported(trained: Trained, target: TargetView, place: Path) -> Foreign:
+    """The draft that lies at `place`, with its tokenizer where the target has one."""
     everything = torch.arange(target.config.vocab_size, device=target.device)
-    head = make_head(DistilledDrafter, trained.settings, frame_of(target, everything))
+    head = restored(DistilledDrafter, trained, frame_of(target, everything), place)
     assert isinstance(head, DistilledHead)
-    try:
-        head.load_state_dict(trained.weights)
-    except RuntimeError:
-        raise CorruptFile("the checkpoint's weights do not fit its settings", hint="train or copy it again") from None
     embedding, rows = target.embed(everything).float().cpu(), head.frame.rows.float().cpu()
     weights = {TABLES["embed"]: embedding, TABLES["norm"]: head.stack.norm}
     tied = torch.equal(embedding, rows)
@@ -43,7 +40,11 @@ def exported(trained: Trained, target: TargetView) -> Foreign:
         assert isinstance(layer, HeadLayer)
         weights[f"{LAYERS}{index}.{PARTS['attn_norm']}"] = norm
         weights |= {f"{LAYERS}{index}.{PARTS[part]}": weight for part, weight in _parts(layer)}
-    config, _ = rendered_config(_shape(head, tied), trained.target.name)
+    shape = _shape(head, tied)
+    if target.tokenizer is not None:  # an end that only the tokenizer's files know is an end
+        shape = replace(shape, eos_ids=tuple(dict.fromkeys((*shape.eos_ids, *target.tokenizer.eos_ids))))
+    config, family = rendered_config(shape, trained.target.name)
+    assert not family.norms_from_one, "a plain model is written in the words of a plain family"
     config["torch_dtype"] = "float32"
     return Foreign(METHOD, config, weights, target.tokenizer)
 

@@ -13,12 +13,13 @@ Both are read, the second is written. What has to be known beside the names:
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head, Eagle3Settings
-from slipstream.drafters.learned import frame_of, make_head, settings_of
+from slipstream.drafters.learned import frame_of, restored, settings_of
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import CorruptFile, DraftMismatch
 from slipstream.models.config import ModelConfig
@@ -189,14 +190,10 @@ def _require_same_embedding(foreign: Foreign, embedding: torch.Tensor, target: T
 # -- ours to theirs ---------------------------------------------------------------------------------------------------
 
 
-def exported(trained: Trained, target: TargetView) -> Foreign:
+def exported(trained: Trained, target: TargetView, place: Path) -> Foreign:
     """The head in the layout of `speculators`, which vLLM reads too. Rows borrowed of the target are written out."""
-    head = make_head(Eagle3Drafter, trained.settings, frame_of(target, trained.vocab.to(target.device)))
+    head = restored(Eagle3Drafter, trained, frame_of(target, trained.vocab.to(target.device)), place)
     assert isinstance(head, Eagle3Head)
-    try:
-        head.load_state_dict(trained.weights)
-    except RuntimeError:
-        raise CorruptFile("the checkpoint's weights do not fit its settings", hint="train or copy it again") from None
     shape, dtype = head.frame.config, trained.provenance.get("dtype", "float32")
     if len(head.taps) != _TAPS:
         raise DraftMismatch(f"the head reads {len(head.taps)} layers of its target; other programs read {_TAPS}")
@@ -219,8 +216,6 @@ def exported(trained: Trained, target: TargetView) -> Foreign:
 
 def _config(head: Eagle3Head, trained: Trained, dtype: str) -> dict[str, Any]:
     shape, settings = head.frame.config, head.settings
-    if shape.rope_factors:
-        raise DraftMismatch("the target's rotation is given as bare factors, for which a config.json has no words")
     proposal = {"proposal_type": "greedy", "speculative_tokens": settings.unroll}
     return {
         "architectures": ["Eagle3DraftModel"],

@@ -21,6 +21,7 @@ from slipstream.drafters.head import Head
 from slipstream.drafters.registry import make_options
 from slipstream.drafters.trained import Trained
 from slipstream.errors import OptionError, SlipstreamError
+from slipstream.folders import expanded
 from slipstream.llm import LLM
 from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.decoder import Decoder
@@ -95,9 +96,9 @@ def train_jointly(
     require_places(True, order.out, model_out)
     assert order.out is not None
     _require_reading(order.method)
-    out = order.out.expanduser().resolve()
-    place = out.with_name(f"{out.name}-model") if model_out is None else model_out.expanduser().resolve()
-    _require_free(place, out, Path(order.model).expanduser().resolve())
+    out = expanded(order.out).resolve()
+    place = out.with_name(f"{out.name}-model") if model_out is None else expanded(model_out).resolve()
+    _require_free(place, out, expanded(order.model).resolve())
     source = open_checkpoint(order.model)
     require_tunable(source.config, source.name)
     require_writable(source)

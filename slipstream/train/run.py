@@ -16,6 +16,7 @@ from slipstream.drafters.learned import LearnedDrafter, frame_of, make_head, set
 from slipstream.drafters.registry import drafter_class, drafter_names, make_options
 from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import OptionError, unknown_choice
+from slipstream.folders import expanded
 from slipstream.llm import LLM
 from slipstream.models.adapter_checkpoint import AdapterCheckpoint
 from slipstream.models.builtin import DEFAULT_MODEL
@@ -84,7 +85,7 @@ def train(order: Order, watch: Watch, plan: Callable[..., Training] | None = Non
     """
     kind = learned_class(order.method)
     settings = make_options(order.method, kind.settings_type, order.settings)
-    given = None if order.out is None else order.out.expanduser().resolve()
+    given = None if order.out is None else expanded(order.out).resolve()
     if given is not None:
         _require_ours(given)
     data = ChatData(*order.data)
@@ -107,10 +108,10 @@ def require_possible(order: Order) -> None:
             f"{order.model} runs through transformers, which gives no hidden states to learn from",
             hint="train for a model of a family that runs natively: docs/models.md",
         )
-    if order.init and (order.init not in drafter_names() or Path(order.init).expanduser().exists()):
-        trained.load(Path(order.init).expanduser())
+    if order.init and (start := trained.named(order.init, learned_methods())) is not None:
+        trained.load(start)
     if order.out is not None:
-        out = order.out.expanduser().resolve()
+        out = expanded(order.out).resolve()
         _require_ours(out)
         try:
             _require_writable(out)
@@ -257,7 +258,7 @@ class Training:
         if not order.init:
             return None
         fingerprint = self._llm.model.fingerprint
-        place = trained.located(order.init, fingerprint)
+        place = trained.named(order.init, learned_methods()) or trained.own(order.init, fingerprint)
         start = trained.load(place)
         start.require(order.method, fingerprint, place)
         growing = self._kind.head_type.growing
