@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from benchmarks.gpu import companions
 from benchmarks.gpu.__main__ import skipping
 from benchmarks.gpu.answers import Answers
 from benchmarks.gpu.floor import Floor, weights_of_a_row
-from benchmarks.gpu.hf import Peer
+from benchmarks.gpu.hf import Peer, hf_model
 from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from benchmarks.gpu.steps import Step, Throughput
 from benchmarks.gpu.table import COLUMNS, table
@@ -219,3 +220,39 @@ def test_a_draft_of_the_bodys_vocabulary_drafts_for_it_as_the_distilled_one_does
     assert alone == f"draft_model:model={tmp_path / '1b'}" and stacked == f"cascade:suffix+{alone}"
     assert foreign == "foreign_draft:model=/some/model"
     assert companions.drafters(body, None, "", tmp_path) == []
+
+
+def test_what_was_measured_outlives_what_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where nothing of our own is run any more: the file is written after every part."""
+    file, seen = tmp_path / "figures.json", []
+
+    class Broken(command.Run):
+        def floor(self) -> None:
+            self.note("floor", Floor(1, 4.0, 3700.0))
+
+        def steps(self) -> None:
+            seen.append(json.loads(file.read_text()))
+            self.note("steps", Step("none", 1, 100, 0, 0.0, 4.5, 0.0, 0.0))
+            raise KeyboardInterrupt
+
+    nothing: Any = None
+    run = Broken(nothing, nothing, {}, [], 16, list)
+    with pytest.raises(KeyboardInterrupt):
+        command.measure(run, ["floor", "steps", "peers"], "a title", file)
+    assert [list(found) for found in seen] == [["title", "floor"]]
+    assert list(json.loads(file.read_text())) == ["title", "floor", "steps"]
+    assert "| a round: none | 1 | 100 |" in capsys.readouterr().out
+
+
+@torch.no_grad()
+def test_the_peer_has_the_bodys_logits() -> None:
+    shape = replace(BODY, heads=8, kv_heads=4)  # transformers wants the width to be a multiple
+    body = BodyCheckpoint(
+        open_checkpoint(tiny_directory(0, layers=8, context=300)), "test", shape, "cpu", torch.float32
+    )
+    theirs = hf_model(body, torch.float32)(torch.tensor([[5, 9, 2, 7, 44, 60, 3]])).logits[0]
+    (output,) = LLM(body, speculate=None).generate(
+        [[5, 9, 2, 7, 44, 60, 3]], SamplingParams(temperature=0.0, max_tokens=1, logprobs=97)
+    )
+    for token, logprob in output.logprobs[0].top:
+        assert float(theirs[-1].log_softmax(-1)[token]) == pytest.approx(logprob, abs=1e-4)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
@@ -16,6 +17,7 @@ from slipstream.drafters import trained
 from slipstream.drafters.distilled import DistilledHead
 from slipstream.drafters.head import Head
 from slipstream.errors import CorruptFile, OptionError, PromptError, UnsupportedModel
+from slipstream.models import load
 from slipstream.text import Tokenizer
 from slipstream.train.foreign import write_foreign
 from slipstream.train.interchange import export_drafter, load_for
@@ -27,6 +29,10 @@ from tests.tiny import tiny_directory, tiny_llm
 
 HOW = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 PROMPT = [5, 9, 17, 3, 44, 9, 17]
+
+
+def sixteen_bits(dtype: str | torch.dtype, device: str) -> torch.dtype:
+    return torch.bfloat16 if dtype == "auto" else getattr(torch, str(dtype).removeprefix("torch."))
 
 
 def a_head(llm: LLM, vocab: torch.Tensor, **settings: int) -> tuple[Head, Path]:
@@ -125,7 +131,7 @@ def test_the_command_line_takes_a_directory_or_the_name_of_what_the_model_has(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "draft_model").mkdir()  # a directory of that name hides nothing
     for given, message in (
-        ("draft_model", "there is no draft_model for this target"),
+        ("draft_model", "no draft_model drafter has been trained for this target"),
         ("drft_model", "drft_model holds no trained drafter"),
         ("eagle3", "hf-model is for draft_model, and eagle3 has no such format"),
         (str(random_head("eagle3")), "of kind 'eagle3', and hf-model is for 'draft_model'"),
@@ -145,3 +151,18 @@ def test_the_command_line_takes_a_directory_or_the_name_of_what_the_model_has(
     draft = f"draft_model:model={tmp_path / 'first'}"
     done = invoke("run", "-m", model, "--speculate", draft, "--max-tokens", "8", "hi")
     assert done.exit_code == 0, done.output
+
+
+def test_the_targets_tables_are_not_rounded_where_models_run_in_sixteen_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` means bfloat16 on a GPU, and here."""
+    target = tiny_directory(context=300, characters=True)
+    monkeypatch.setattr(load, "choose_dtype", sixteen_bits)
+    assert LLM(target, speculate=None).model.dtype == torch.bfloat16
+    place = str(random_head("draft_model", layers=1))
+    done = invoke("export", place, "--format", "hf-model", "-m", str(target), "-o", str(tmp_path / "draft"))
+    assert done.exit_code == 0, done.output
+    name = "model.embed_tokens.weight"
+    exact = load_file(target / "model.safetensors")[name]
+    assert torch.equal(load_file(tmp_path / "draft" / "model.safetensors")[name], exact)

@@ -23,7 +23,7 @@ from slipstream.drafters import stored, trained
 from slipstream.drafters.learned import LearnedDrafter
 from slipstream.drafters.registry import drafter_class
 from slipstream.drafters.trained import Trained
-from slipstream.errors import CorruptFile, ModelNotFound, NotEnoughMemory, OptionError, SlipstreamError
+from slipstream.errors import CorruptFile, NotEnoughMemory, OptionError, SlipstreamError
 from slipstream.train import finish as finish_module
 from slipstream.train import run as run_module
 from slipstream.train import state
@@ -322,7 +322,7 @@ def test_training_starts_from_a_checkpoint(tmp_path: Path) -> None:
         train(order("eagle3", tmp_path / "no", init=str(place), settings={"unroll": "2"}), QUIET)
     with pytest.raises(OptionError, match="'eagle3', not 'medusa'"):
         train(order("medusa", tmp_path / "no", init=str(place), settings={}), QUIET)
-    with pytest.raises(ModelNotFound, match="there is no eagle3 for this target"):
+    with pytest.raises(OptionError, match="no eagle3 drafter has been trained for this target"):
         train(order("eagle3", tmp_path / "no", init="eagle3", settings={}), QUIET)
     description = json.loads((place / "drafter.json").read_text())
     assert description["provenance"]["arguments"]["init"] == "" and drafter.provenance["arguments"]["init"]

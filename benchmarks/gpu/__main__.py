@@ -15,8 +15,9 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Run:
     drafters: dict[str, str]  # by name, as `use` takes them
     asked: list[tuple[str, str]]
     tokens: int
-    companions: list[str] = field(default_factory=list)  # drafters that need models beside the target
+    companions: Callable[[], list[str]]  # makes drafters that need models beside the target
     found: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
@@ -116,7 +117,7 @@ class Run:
     def answers(self) -> None:
         plain = None
         taught, untaught = (*self.drafters.values(), *self.joined), (*UNTAUGHT, *skipping(self.body))
-        for spec in ("none", *taught, *untaught, *self.companions):
+        for spec in ("none", *taught, *untaught, *self.companions()):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
             # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
             whole = spec == "suffix" or self.llm.engine.burst is None
@@ -172,6 +173,22 @@ def _widened(llm: LLM, body: bodies.BodyCheckpoint, places: dict[str, Path], fol
     return {name: f"{name}:checkpoint={folder / name}" for name in places}
 
 
+def measure(run: Run, parts: list[str], title: str, file: Path | None) -> None:
+    """All parts in their order. Whatever ends them, the table is printed, and the file has all that came before."""
+
+    def save() -> None:
+        if file:
+            file.write_text(json.dumps({"title": title, **run.found}, indent=1))
+
+    try:
+        for part in parts:
+            getattr(run, part)()
+            save()  # a command that is killed has no end of its own
+    finally:
+        print(f"\n{title}\n\n{table(run.found)}")
+        save()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--body", default="8b")
@@ -189,6 +206,8 @@ def main() -> None:
         parser.error(f"--json {given.json}: there is no such directory")
     if given.foreign:
         open_model(given.foreign)  # a misspelt one is told now, not after minutes
+    elif "answers" in given.parts:
+        print("no foreign_draft: --foreign names a model of another vocabulary for it", flush=True)
     began = time.perf_counter()
     body = bodies.make(given.body, dtype="bfloat16", device="cuda")
     body.config = replace(
@@ -200,23 +219,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         places = _places(body, given.drafters)
         drafters = _widened(llm, body, places, Path(folder))
-        run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens)
-
-        def save() -> None:
-            if given.json:
-                given.json.write_text(json.dumps({"title": title, **run.found}, indent=1))
-
-        try:
-            if "answers" in given.parts:
-                if not given.foreign:
-                    print("no foreign_draft: --foreign names a model of another vocabulary for it", flush=True)
-                run.companions = companions.drafters(body, places.get("draft_model"), given.foreign, Path(folder))
-            for part in given.parts:
-                getattr(run, part)()
-                save()
-        finally:  # minutes of measuring are not lost to an error
-            print(f"\n{title}\n\n{table(run.found)}")
-            save()
+        others = partial(companions.drafters, body, places.get("draft_model"), given.foreign, Path(folder))
+        run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens, others)
+        measure(run, given.parts, title, given.json)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,12 @@ import torch
 
 from slipstream.bench.bodies import BodyCheckpoint
 from slipstream.bench.body_shapes import BodyShape
+from slipstream.models.shapes import weight_names
+from slipstream.train.hf_render import rendered_config
+from slipstream.train.merged_model import hf_name
 
 # The mind alone in the smallest body of the same vocabulary: what a user would take as an assistant.
 ASSISTANT = BodyShape(768, 30, 12, 3, 64, 1536, 128_256)
-_PARTS = {
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    **{part: f"self_attn.{part}_proj" for part in "qkvo"},
-    **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-}
 
 
 @dataclass(frozen=True)
@@ -33,34 +30,17 @@ def hf_model(body: BodyCheckpoint, dtype: torch.dtype) -> Any:
     """A body of dense layers as a model of transformers."""
     import transformers
 
-    config = body.config
-    with torch.device("cuda"), torch.random.fork_rng():
+    described, _ = rendered_config(body.config, body.name)
+    with torch.device(body.placing.device), torch.random.fork_rng():
         torch.set_default_dtype(dtype)
         try:
-            model = transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(
-                    vocab_size=config.vocab_size,
-                    hidden_size=config.hidden_size,
-                    intermediate_size=config.intermediate_size,
-                    num_hidden_layers=config.layers,
-                    num_attention_heads=config.heads,
-                    num_key_value_heads=config.kv_heads,
-                    head_dim=config.head_dim,
-                    rms_norm_eps=config.norm_eps,
-                    rope_theta=config.rope_theta,
-                    max_position_embeddings=config.context,
-                    tie_word_embeddings=False,
-                )
-            )
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**described))
         finally:
             torch.set_default_dtype(torch.float32)
-    names = {"model.embed_tokens": "embed", "model.norm": "norm", "lm_head": "head"}
-    for index in range(config.layers):
-        names |= {f"model.layers.{index}.{theirs}": f"layers.{index}.{ours}" for ours, theirs in _PARTS.items()}
     weights = dict(model.named_parameters())
     with torch.no_grad():
-        for theirs, ours in names.items():
-            weights[f"{theirs}.weight"].copy_(body.weight(ours))
+        for name in weight_names(body.config):
+            weights[hf_name(body.config, name)].copy_(body.weight(name))
     return model.eval()
 
 

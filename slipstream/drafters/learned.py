@@ -122,13 +122,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
     def _find(self) -> Path:
         if self.options.checkpoint:
             return expanded(self.options.checkpoint)
-        found = trained.find(self.name, self.target.fingerprint)
-        if found is None:
-            raise OptionError(
-                f"no {self.name} drafter has been trained for this target ({self.target.fingerprint})",
-                hint=f"slipstream train {self.name} -m MODEL, or {self.name}:{self.instead}",
-            )
-        return found
+        return trained.own(self.name, self.target.fingerprint, f"{self.name}:{self.instead}")
 
     def _restored(self) -> Head:
         return restored(type(self), self.trained, frame_of(self.target, self.vocab), self._place)

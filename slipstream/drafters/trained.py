@@ -92,13 +92,13 @@ def find(method: str, fingerprint: str) -> Path | None:
     return None
 
 
-def own(method: str, fingerprint: str) -> Path:
-    """The drafter of this kind for this target; ModelNotFound where nobody has trained one."""
+def own(method: str, fingerprint: str, instead: str = "") -> Path:
+    """The drafter of this kind for this target. Where nobody has trained one, OptionError says what to do `instead`."""
     place = find(method, fingerprint)
     if place is None:
-        raise ModelNotFound(
-            f"there is no {method} for this target ({fingerprint})",
-            hint=f"train one: slipstream train {method} -m MODEL",
+        raise OptionError(
+            f"no {method} drafter has been trained for this target ({fingerprint})",
+            hint=", or ".join(filter(None, (f"slipstream train {method} -m MODEL", instead))),
         )
     return place
 

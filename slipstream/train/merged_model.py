@@ -82,17 +82,17 @@ def _tensors(merged: MergedCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the new model by the name that Hugging Face gives it."""
     original, config = merged.original, merged.config
     if isinstance(original, HFCheckpoint):
-        updated = {_hf_name(config, name): name for name in merged.updates}
+        updated = {hf_name(config, name): name for name in merged.updates}
         for tensor, file in open_files(original.path).items():
             yield tensor, merged.weight(updated[tensor]) if tensor in updated else file.get_tensor(tensor)
         return
     _, family = rendered_config(config, original.name)
     for name in weight_names(config):
         weight = merged.weight(name)
-        yield _hf_name(config, name), weight - 1 if family.norms_from_one and name.endswith("norm") else weight
+        yield hf_name(config, name), weight - 1 if family.norms_from_one and name.endswith("norm") else weight
 
 
-def _hf_name(config: ModelConfig, name: str) -> str:
+def hf_name(config: ModelConfig, name: str) -> str:
     """The name of a dense model's weight."""
     if name in TABLES:
         return TABLES[name]
