@@ -1,5 +1,7 @@
 # Two commands for a bare machine with Python 3.11-3.13 and pip: `make demo` and `make test`.
 PYTHON ?= python3
+# For `make gpu-test`: a Python with PyTorch for CUDA, Triton and pytest. The one of $(VENV) has PyTorch for CPU.
+GPU_PYTHON ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -9,8 +11,15 @@ TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 # Each process has its share of the tests, in order; who is done first takes over from the end of what another has left.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal --durations=8
+# Rooms and files that need no model of more than a few layers, and little time.
+QUICK := tests/test_layout.py tests/test_surface.py tests/test_readme.py tests/nouns tests/text tests/attention tests/gpu \
+	tests/verify tests/policy tests/engine/test_endings.py tests/models/test_loader.py tests/models/test_hub.py \
+	tests/models/test_hf_loading.py tests/models/test_gguf_loading.py tests/models/test_vocabulary_sizes.py \
+	$(addprefix tests/drafters/test_, automaton.py corpus.py lattice.py repeats.py static_tree.py stored.py) \
+	$(addprefix tests/train/test_, loops.py optimiser.py requests.py training_data.py) \
+	tests/bench/test_gpu_figures.py tests/commands/test_cli_wrap.py tests/commands/test_cli_startup.py
 
-.PHONY: demo test check style unit real clean
+.PHONY: demo test check gpu-test style unit real clean
 
 demo: $(VENV)/.installed
 	$(BIN)/slipstream demo
@@ -18,9 +27,13 @@ demo: $(VENV)/.installed
 test: style
 	$(PYTEST) $(PARALLEL)
 
-# Under a minute: style, types, and the tests that need neither a model nor statistics.
+# Under 90 seconds on two cores: style, types, and the tests that need no model, statistics or emulated rounds.
 check: style
-	$(PYTEST) tests/test_layout.py tests/test_options.py tests/test_tree.py tests/test_endings.py
+	$(PYTEST) -n 2 --dist worksteal -m "not real_model and not slow and not kernels" $(QUICK)
+
+# What needs a GPU: captured graphs, rounds, exact mode, the loop, reports, every kernel. In one process: one GPU.
+gpu-test:
+	$(TEST_ENV) $(GPU_PYTHON) -m pytest -m "gpu or kernels" --durations=8 -ra
 
 style: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -1,12 +1,12 @@
-"""Tokens per step of trained drafters by real decoding: per task, at several tree sizes, looping answers apart.
+"""Tokens per step of trained drafters by real decoding: per task, at several tree sizes, without looping answers.
 
     python -m benchmarks.acceptance --speculate eagle3 medusa [--nodes 8 16 32 64] [--chain 5] [--questions FILE]
                                     [--each 8] [--tokens 256] [--temperature 0] [--verifier match] [--batch 16]
                                     [-m MODEL] [--json FILE]
 
-Prompts: the 48 of `benchmarks/workload.jsonl`, or a file of the shape of the Spec-Bench questions (`--each`: so
-many of every category). An answer that ends in a loop is easy to draft and worth nothing, so such answers are left out
-of the figures and counted. Tokens per step do not depend on the machine; speed is measured elsewhere.
+Prompts: the 48 of `benchmarks/workload.jsonl`, or a file in the format of the Spec-Bench questions (`--each`: how many
+of every category). An answer that ends in a loop is easy to draft and meaningless, so such answers are excluded from
+the figures and counted. Tokens per step do not depend on the machine; speed is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.models.builtin import DEFAULT_MODEL
-from slipstream.train.loops import loop_start
+from slipstream.models.formats.builtin import DEFAULT_MODEL
+from slipstream.train.synth.loops import loop_start
 from slipstream.types import Output, Stats
 
 WORKLOAD = Path(__file__).parent / "workload.jsonl"
@@ -36,11 +36,11 @@ class Row:
     drafter: str
     tokens_per_step: float  # over all answers that do not loop
     by_task: dict[str, float]
-    by_depth: list[float]  # how often the draft was right down to each depth, of the steps that offered it
-    loops: int  # answers left out
+    by_depth: list[float]  # share of the steps that offered each depth in which the draft was accepted down to it
+    loops: int  # excluded answers
     loops_tokens_per_step: float | None
     seconds: float
-    identical: bool | None  # to plain decoding; None where a seed does not fix the text
+    identical: bool | None  # to plain decoding; None if a seed does not fix the text
 
 
 def questions(file: Path, each: int) -> list[tuple[str, str]]:
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", default=DEFAULT_MODEL)
     parser.add_argument("--speculate", nargs="+", required=True)
     parser.add_argument("--nodes", type=int, nargs="*", default=[8, 16, 32, 64])
-    parser.add_argument("--branch", type=int, default=8, help="children looked at below a node")
+    parser.add_argument("--branch", type=int, default=8, help="children considered below a node")
     parser.add_argument("--chain", type=int, default=0, help="depth of a chain to measure too")
     parser.add_argument("--questions", type=Path, default=WORKLOAD)
     parser.add_argument("--each", type=int, default=0, help="questions of each category; 0: all")
@@ -115,11 +115,11 @@ def main() -> None:
         max_model_len=2048,
         cache_tokens=arguments.batch * 2048 + 4096,
     )
-    # On a GPU near-ties may fall otherwise beside other rows, and then the texts part.
+    # On a GPU near-ties may be decided differently next to other rows, and then the texts diverge.
     plain = answers(llm, asked, how) if llm.exact and (arguments.verifier == "match" or how.greedy) else []
     print(f"{arguments.questions.name}: {len(asked)} prompts, T = {arguments.temperature}, {arguments.verifier}")
     tasks = list(dict.fromkeys(task for task, _ in asked))
-    print("| drafter | tokens per step | loops left out | " + " | ".join(tasks) + " | by depth | text |")
+    print("| drafter | tokens per step | loops excluded | " + " | ".join(tasks) + " | by depth | text |")
     print("| --- | ---: | ---: |" + " ---: |" * len(tasks) + " --- | --- |", flush=True)
     rows: list[dict[str, Any]] = []
     for drafter in arguments.speculate:

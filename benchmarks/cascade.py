@@ -1,9 +1,9 @@
-"""Two levels or three? A draft model alone, and the same one drafted for by `suffix`, on a target of your own.
+"""Two levels or three? A draft model alone, and the same one with `suffix` drafting for it, on any target.
 
     python -m benchmarks.cascade -m TARGET --draft MODEL [--depths 3,6] [--tokens 96] [--threads 2] [--json FILE]
 
 Greedy answers to prompts that copy, that summarise and that do neither. Each drafter answers all prompts, and plain
-decoding answers them right after it; speed-ups compare the two. `passes` are those of the draft model per step.
+decoding answers them right after it; speed-ups compare the two. `passes` are the draft model's passes per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def answer_all(llm: LLM, prompts: list[str], tokens: int) -> tuple[Stats, list[l
     total, said = Stats(), []
     for prompt in prompts:
         how = SamplingParams(temperature=0.0, max_tokens=tokens)
-        # A model that was never taught to chat continues the text.
+        # A model without chat training continues the text.
         chats = llm.tokenizer is not None and llm.tokenizer.has_chat_template
         (output,) = llm.chat([{"role": "user", "content": prompt}], how) if chats else llm.generate(prompt, how)
         total.add(output.stats)
@@ -34,7 +34,7 @@ def answer_all(llm: LLM, prompts: list[str], tokens: int) -> tuple[Stats, list[l
 
 
 class Counted:
-    """Counts the passes of a model while it is watched."""
+    """Counts the passes of a model while active."""
 
     def __init__(self, model: Model) -> None:
         self.passes = 0
@@ -73,7 +73,7 @@ def main() -> None:
         for name, speculate in ((f"draft_model, {depth}", draft), (f"suffix, draft_model, {depth}", stack)):
             for kind, prompts in KINDS.items():
                 llm.use(speculate)
-                counted = Counted(draft_model_of(llm.engine.drafter))
+                counted = Counted(draft_model_of(llm.drafter))
                 drafted, said = answer_all(llm, prompts, arguments.tokens)
                 llm.use(None)
                 plain, expected = answer_all(llm, prompts, arguments.tokens)

@@ -22,13 +22,13 @@ from benchmarks.workloads import KINDS, STORY
 from slipstream import LLM, SamplingParams
 from slipstream.attention import BlockAttention, tree_segment
 from slipstream.cache import PagedCache
-from slipstream.models.builtin import DEFAULT_MODEL
 from slipstream.models.decoder import Decoder
-from slipstream.models.linear import PackedLinear
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.builtin import DEFAULT_MODEL
+from slipstream.models.formats.resolve import open_checkpoint
+from slipstream.models.layers.linear import PackedLinear
+from slipstream.models.layers.rope import RopeTable
 from slipstream.models.model import Model
 from slipstream.models.native_rows import NativeRows, native_shape
-from slipstream.models.rope import RopeTable
 from slipstream.native import kernels
 from slipstream.native.call import program
 from slipstream.native.compiler import Library
@@ -37,19 +37,19 @@ from slipstream.tree import TokenTree
 
 
 def alternate(actions: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each action, measured in turns so that the machine's moods hit all alike."""
+    """Median milliseconds of each action, measured in turns so that noise affects all alike."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(rounds + 1):
         for name, action in actions.items():
             began = time.perf_counter()
             action()
-            if number:  # the first round warms up
+            if number:  # the first round is warm-up
                 times[name].append(1000 * (time.perf_counter() - began))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
 class Passes:
-    """Single forward passes behind a context, outside the engine."""
+    """Single forward passes after a context, outside the engine."""
 
     def __init__(self, model: Model, longest: int) -> None:
         self.model = model
@@ -63,12 +63,12 @@ class Passes:
             self.model.forward(self.cache, TARGET, [tree_segment(self.table, start, chunk, None)])
 
     def over(self, rows: int, context: int) -> Callable[[], object]:
-        """A pass over a chain of `rows` tokens behind `context` tokens."""
+        """A pass over a chain of `rows` tokens after `context` tokens."""
         segment = tree_segment(self.table, context, self.tokens[:1], TokenTree.chain(self.tokens[0], range(1, rows)))
         return lambda: self.model.forward(self.cache, TARGET, [segment])
 
     def attention(self, context: int) -> Callable[[], object]:
-        """The attention of a pass over one token alone."""
+        """The attention of a pass over a single token."""
         config = self.model.config
         segment = tree_segment(self.table, context, self.tokens[:1], TokenTree(self.tokens[0]))
         qkv = torch.randn(1, (config.heads + 2 * config.kv_heads) * config.head_dim)
@@ -87,7 +87,7 @@ class Passes:
 
 
 def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
-    """Rows per pass, what is not arithmetic, growth with context."""
+    """Rows per pass, overhead, growth with context."""
     passes = Passes(llm.model, 8000)
     with torch.inference_mode():
         times = alternate({f"rows {rows}": passes.over(rows, 200) for rows in (1, 8, 16, 64)}, rounds)
@@ -109,7 +109,7 @@ def measure_passes(llm: LLM, rounds: int) -> dict[str, float]:
 
 
 def share_of_the_floor(llm: LLM, rounds: int) -> float:
-    """What of a pass over one row it takes to read as many weights and do nothing but add them up."""
+    """The time to read and sum as many weights, relative to a pass over one row."""
     passes = Passes(llm.model, 200)
     weights = torch.ones(int(llm.model.config.weights_read(1)))
     with torch.inference_mode():
@@ -118,9 +118,9 @@ def share_of_the_floor(llm: LLM, rounds: int) -> float:
 
 
 def share_of_the_rest(llm: LLM, rounds: int) -> float:
-    """What of a plain step is neither a matrix product nor attention, timed inside real steps: median over answers.
+    """The part of a plain step that is neither GEMM nor attention, timed inside real steps: median over answers.
 
-    A program of our own kernels has both, and small steps between them: these are timed alone, and taken off.
+    A program of our own kernels has both, and small steps between them: these are timed separately and subtracted.
     """
     llm.use(None)
     small = time_of_small_steps(llm.model)
@@ -144,7 +144,7 @@ def share_of_the_rest(llm: LLM, rounds: int) -> float:
             setattr(kind, name, timed(original))
         for _ in range(rounds):
             stream = llm.stream([{"role": "user", "content": STORY[1]}], how)
-            next(stream)  # the prompt
+            next(stream)  # prefill
             inside, began, steps = 0.0, time.perf_counter(), 0
             for _ in stream:
                 steps += 1
@@ -156,16 +156,16 @@ def share_of_the_rest(llm: LLM, rounds: int) -> float:
 
 
 def time_of_small_steps(model: Model) -> float:
-    """Seconds that a pass over one row takes for norms, rotations and gates, where they are steps of a program."""
+    """Seconds that a pass over one row takes for norms, rotations and gates, if they are steps of a program."""
     layers = model.native if isinstance(model, Decoder) else None
     if layers is None:
         return 0.0
     passes = Passes(model, 256)
     segment = tree_segment(passes.table, 200, passes.tokens[:1], TokenTree(passes.tokens[0]))
-    rows = layers.rows([segment], RopeTable(model.config, "cpu"))  # the kernels read it as long as they run
+    rows = layers.rows([segment], RopeTable(model.config, "cpu"))  # the kernels read it while they run
     layers.read(rows, passes.cache.layers(TARGET))
     functions = kernels.layers(layers.shape)
-    small = {functions[name] for name in ("norm", "turn")}
+    small = {functions[name] for name in ("norm", "rotate")}
     words = program([step for steps in layers.steps for step in steps if step[0] in small])
     return alternate({"small": lambda: functions.run(words.ctypes.data)}, 50)["small"] / 1000
 
@@ -226,7 +226,7 @@ def measure_suffix(llm: LLM, rounds: int, tokens: int) -> dict[str, dict[str, fl
 
 
 def memory_per_token(llm: LLM) -> float:
-    """Bytes that grow with each token of context over what K/V need (resident memory, not address space)."""
+    """Bytes of resident memory per token of context, relative to its K/V."""
     config = llm.model.config
     cache = PagedCache(400)
     llm.model.add_store(cache, TARGET)

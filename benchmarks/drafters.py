@@ -4,10 +4,10 @@
                                   [--foreign DIR] [--json FILE]
 
 Each drafter answers the demo's six prompts greedily, and plain decoding answers them right after it, so that a speed-up
-compares neighbours in time. Times are medians over the rounds. Those that lose are shown as losing.
+compares adjacent measurements. Times are medians over the rounds. Drafters that are slower are shown too.
 
-There is no smaller model of SmolLM2-135M's vocabulary to draft for it, so `draft_model` here is SmolLM2 itself without
-some of its layers, as a model of its own. `--foreign` names a model of another vocabulary for `foreign_draft`.
+There is no smaller model with SmolLM2-135M's vocabulary, so `draft_model` here is SmolLM2 itself without some of its
+layers, as a separate model. `--foreign` names a model of another vocabulary for `foreign_draft`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from benchmarks.twin import transformers_twin
 from slipstream import LLM, SamplingParams
 from slipstream.commands.corpus import build as corpus_build
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.models.builtin import DEFAULT_MODEL
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.builtin import DEFAULT_MODEL
+from slipstream.models.formats.resolve import open_checkpoint
 
 _DRAFT_LAYERS = (*range(6), *range(24, 30))  # of the small model: the first and the last of the target's thirty
 
@@ -61,7 +61,7 @@ def draft_model_directory(folder: Path) -> str:
 
 
 def corpus_directory(folder: Path) -> str:
-    """A corpus of the top level of Python's own library: for code, there should be something to find."""
+    """A corpus of the top level of Python's standard library."""
     library = Path(sysconfig.get_paths()["stdlib"])
     corpus_build(tuple(map(str, sorted(library.glob("*.py")))), str(folder))
     return str(folder)
@@ -151,7 +151,7 @@ def main() -> None:
             if unknown := set(names) - set(wanted):
                 parser.error(f"{', '.join(unknown)}: not in the table; valid: {'; '.join(wanted)}")
             wanted = {name: wanted[name] for name in names}
-        answers(llm, 8, 1)  # warms up
+        answers(llm, 8, 1)  # warm-up
         show_title(arguments.threads)
         rows = [show(measure(llm, name, spec, arguments.tokens, arguments.rounds)) for name, spec in wanted.items()]
     if arguments.json:

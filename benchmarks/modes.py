@@ -3,7 +3,7 @@
     python -m benchmarks.modes [--modes none int8 int4] [--rounds 15] [--starts 3] [--threads 2] [--json FILE]
 
 Passes over 1 to 64 rows, all modes and sizes in turns, medians; and `slipstream run` in a process of its own: seconds
-until it has said its first token and ended, and the most memory it held. `import torch` alone is timed beside it.
+until its first token and exit, and its peak memory. `import torch` alone is timed too.
 """
 
 from __future__ import annotations

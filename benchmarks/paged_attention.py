@@ -1,11 +1,11 @@
-"""The paged attention kernel: is it right, and how much of the memory's speed does it reach?
+"""The paged attention kernel: is it correct, and how much of the memory bandwidth does it reach?
 
     python -m benchmarks.paged_attention            # on a GPU: check, then time
     python -m benchmarks.paged_attention --check    # check alone
     TRITON_INTERPRET=1 python -m benchmarks.paged_attention --check --device cpu    # without a GPU
 
-The check compares with float64 on random trees, chains and pieces of prompts, in random pages. Rows that nobody may see
-are NaN, and so is what the kernel has not written. The times count the K and V that a pass must read at least once.
+The check compares with float64 on random trees, chains and chunks of prompts, in random pages. Rows that must not be
+read are NaN, and so is unwritten output. The times count the K and V that a pass must read at least once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """A model's shape, and what rides in the pass: any of "trees", "levels", "pieces" and "lone" tokens, or
-    "even" trees, all of one size.
+    """A model's shape, and the segments of the pass: any of "trees", "levels", "pieces" and "lone" tokens, or "even"
+    trees, all of one size.
     """
 
     heads: int
@@ -42,21 +42,21 @@ class Case:
     dtype: str = "float32"
     window: int | None = None
     softcap: float | None = None
-    rides: tuple[str, ...] = ("trees", "levels", "pieces", "lone")
+    segments: tuple[str, ...] = ("trees", "levels", "pieces", "lone")
     contexts: tuple[int, ...] = (0, 5, 127, 128, 300)
 
 
-# What the interpreter can do in a minute; it does not know bfloat16.
+# What the interpreter can do in a minute; it does not support bfloat16.
 CASES = [
     Case(9, 3, 64, contexts=(5, 128, 300)),
     Case(4, 2, 16, window=40, contexts=(0, 127, 200)),
     Case(4, 1, 32, softcap=5.0, contexts=(128, 250)),
     Case(4, 2, 96, "float16", window=130, softcap=20.0, contexts=(64, 200)),
-    Case(6, 2, 64, rides=("lone",), contexts=(0, 1, 63, 64, 127, 128, 129, 255, 256, 500)),
-    Case(2, 1, 64, window=70, rides=("lone",), contexts=(1, 69, 70, 71, 400)),
-    Case(4, 2, 16, rides=("pieces",), contexts=(0, 128, 260)),
-    Case(6, 2, 64, rides=("even",), contexts=(0, 1, 63, 100, 129, 255, 300)),
-    Case(4, 2, 16, window=40, rides=("even",), contexts=(3, 64, 127, 200)),
+    Case(6, 2, 64, segments=("lone",), contexts=(0, 1, 63, 64, 127, 128, 129, 255, 256, 500)),
+    Case(2, 1, 64, window=70, segments=("lone",), contexts=(1, 69, 70, 71, 400)),
+    Case(4, 2, 16, segments=("pieces",), contexts=(0, 128, 260)),
+    Case(6, 2, 64, segments=("even",), contexts=(0, 1, 63, 100, 129, 255, 300)),
+    Case(4, 2, 16, window=40, segments=("even",), contexts=(3, 64, 127, 200)),
 ]
 
 
@@ -81,7 +81,7 @@ def random_segment(chooser: random.Random, ride: str, context: int, table: PageT
 
 
 class Pass:
-    """One pass over random pages: the kernel's answer, and the answer in float64."""
+    """One pass over random pages: the kernel's result, and the result in float64."""
 
     def __init__(self, case: Case, seed: int, device: str) -> None:
         self.case, self.device = case, device
@@ -92,7 +92,7 @@ class Pass:
         chooser.shuffle(pages)
         tables = [PageTable([pages.pop() for _ in range(count)]) for count in needed]
         self.segments = [
-            random_segment(chooser, chooser.choice(case.rides), context, table)
+            random_segment(chooser, chooser.choice(case.segments), context, table)
             for context, table in zip(case.contexts, tables, strict=True)
         ]
         dtype = DTYPES[case.dtype]
@@ -111,13 +111,13 @@ class Pass:
         """[rows, heads * size], by the kernel."""
         case = self.case
         tiles = None
-        if case.rides in (("lone",), ("even",)):  # laid out as a burst does it
-            trees = case.rides == ("even",)
+        if case.segments in (("lone",), ("even",)):  # set up as in a burst
+            trees = case.segments == ("even",)
             arrays = [torch.from_numpy(array).to(self.device) for array in tile_arrays(self.segments, 16)]
             group, rows = case.heads // case.kv_heads, self.segments[0].rows
             lanes = LaneTiles(arrays[1].contiguous(), rows, group, open_rows=trees)
             committed = torch.tensor([s.committed for s in self.segments], device=self.device)
-            tiles = lanes.behind(committed, arrays[4], arrays[2]) if trees else lanes.behind(committed)
+            tiles = lanes.after(committed, arrays[4], arrays[2]) if trees else lanes.after(committed)
         attention = PagedAttention(
             self.segments, case.heads, case.kv_heads, case.size, self.device, case.softcap, tiles
         )
@@ -148,7 +148,7 @@ class Pass:
 
 
 def errors(case: Case, seed: int, device: str) -> tuple[float, float | None]:
-    """The largest difference over the tolerance, 1 or less being right; and what a wrong window would make of it."""
+    """The largest difference over the tolerance (1 or less is correct), and the same with a wrong window."""
     one = Pass(case, seed, device)
     answer = one.answer().double().cpu()
 
@@ -161,7 +161,7 @@ def errors(case: Case, seed: int, device: str) -> tuple[float, float | None]:
 
 def check(cases: list[Case], seeds: int, device: str) -> None:
     """Print a line of JSON for each case."""
-    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     for case in cases:
         found = [errors(case, seed, device) for seed in range(seeds)]
         slipped = [wrong for _, wrong in found if wrong is not None]
@@ -178,7 +178,7 @@ def every_shape() -> list[Case]:
 
 
 def milliseconds(attention: PagedAttention, q: torch.Tensor, layers: list[LayerStore]) -> float:
-    """Of one call, launches not counted: a graph over several layers, so that the GPU's cache does not hold the K/V."""
+    """Of one call without launches: a graph over several layers, so that the GPU's cache does not hold the K/V."""
     for layer in layers:
         attention(q, layer, None)
     graph = torch.cuda.CUDAGraph()

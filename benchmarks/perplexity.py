@@ -1,10 +1,10 @@
-"""What quantised weights cost in quality: the perplexity of one text, with each kind of weights, on a CPU.
+"""The quality cost of quantised weights: the perplexity of one text, in each mode, on a CPU.
 
     python -m benchmarks.perplexity                         # the default model
     python -m benchmarks.perplexity -m MODEL [--modes none,int8,int4] [--tokens 2048] [--json FILE]
 
-The text is fixed (`perplexity.txt`, English and code, some 2,100 tokens) and read in one go. Perplexity is exp of the
-mean of -log p(token | all tokens before it); what counts is its ratio to that of `none`.
+The text is fixed (`perplexity.txt`, English and code, some 2,100 tokens) and read in one prefill. Perplexity is exp of
+the mean of -log p(token | all tokens before it); what counts is its ratio to that of `none`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from slipstream.attention import tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 from slipstream.models.load import load_model, weight_bytes
 from slipstream.models.model import Model
 

@@ -1,10 +1,10 @@
-"""How fast the engine writes training data: plain decoding of very many sequences at once.
+"""How fast the engine writes training data: plain decoding of a very large batch.
 
     python -m benchmarks.synth_rate                       # on a GPU, 1,024 sequences at once
     python -m benchmarks.synth_rate --batch 8 --requests 16 --device cpu    # anywhere, to see that it runs
 
-Prompts are pieces of the demo's prompts, of mixed length, half of them answered greedily and half at a temperature of
-0.7. One round runs first and is not counted: kernels are compiled and graphs captured in it.
+Prompts are parts of the demo's prompts, of mixed length, half of them answered greedily and half at a temperature of
+0.7. One warm-up round compiles kernels and captures graphs.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.commands.demo_prompts import PROMPTS
 from slipstream.engine.burst import Burst, Launched
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.engine.device import DeviceRunner
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 from slipstream.types import Output
 
 Asked = tuple[list[int], SamplingParams]
 
 
 def requests(llm: LLM, count: int, tokens: int, ignore_eos: bool, seed: int) -> Iterator[Asked]:
-    """Chat prompts cut to pieces of 8 tokens and more, no two alike."""
+    """Chat prompts cut to parts of 8 tokens and more, all different."""
     assert llm.tokenizer is not None
     chats = [llm.tokenizer.encode_chat([{"role": "user", "content": prompt.text}]) for prompt in PROMPTS]
     chooser = random.Random(seed)
@@ -38,20 +39,24 @@ def requests(llm: LLM, count: int, tokens: int, ignore_eos: bool, seed: int) -> 
 
 
 class Watch:
-    """What bursts gave, and how long they took: in all, and of that on the device."""
+    """Tokens and time of bursts: in total, and until the device was done."""
 
     def __init__(self, burst: Burst) -> None:
         self.tokens, self.seconds, self.device_seconds = 0, 0.0, 0.0
-        self._collect = burst.collect
+        self._read, self._commit = burst.read, burst.commit
+        self._done = 0.0
         burst.go_ahead = lambda launched: None  # type: ignore[method-assign]  # a burst's time is to be all of it
-        burst.collect = self._watched  # type: ignore[method-assign]
+        burst.read, burst.commit = self._watch_read, self._watch_commit  # type: ignore[method-assign]
 
-    def _watched(self, launched: Launched, meanwhile: Callable[[], None]) -> tuple[list[int], float]:
-        counts, device_ms = self._collect(launched, meanwhile)
-        self.tokens += sum(counts)
+    def _watch_read(self, launched: Launched, first: int, stop: int) -> None:
+        self._read(launched, first, stop)
+        self._done = time.perf_counter()
+
+    def _watch_commit(self, launched: Launched) -> None:
+        self._commit(launched)
+        self.tokens += sum(item.new_tokens for item in launched.progress)
         self.seconds += time.perf_counter() - launched.began
-        self.device_seconds += device_ms / 1000
-        return counts, device_ms
+        self.device_seconds += self._done - launched.began
 
 
 def run(llm: LLM, asked: list[Asked], batch: int) -> tuple[list[Output], float]:
@@ -82,8 +87,9 @@ def main() -> None:
     )
     llm.engine.scheduler.prompt_rows = arguments.prompt_rows
     if arguments.no_burst:
-        llm.engine.burst = None
-    burst = llm.engine.burst
+        DeviceRunner.possible = staticmethod(lambda state: False)  # type: ignore[method-assign]
+        llm.engine.set_runners()
+    burst = llm.burst
 
     def asked(count: int, seed: int) -> list[Asked]:
         return list(requests(llm, count, arguments.tokens, arguments.ignore_eos, seed))

@@ -4,7 +4,7 @@
                                  [--questions FILE] [--json FILE]
 
 Every question is answered by plain decoding and right after that with each drafter, so that a speed-up compares
-neighbours in time. A task's speed-up is total time over total time per token, and so is that of all tasks together.
+adjacent measurements. A task's speed-up is total time over total time per token, and so is that of all tasks together.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN = "none"
 
 @dataclass
 class Total:
-    """Answers added up."""
+    """Sums over answers."""
 
     ms: float = 0.0
     tokens: int = 0
@@ -58,7 +58,7 @@ class Row:
 
 
 def measure(llm: LLM, drafters: list[str], asked: list[tuple[str, str]], tokens: int) -> list[Row]:
-    """Answer everything in every way."""
+    """Answer all questions with all drafters."""
     how = SamplingParams(temperature=0.0, max_tokens=tokens)
     totals: dict[str, dict[str, Total]] = {name: defaultdict(Total) for name in (PLAIN, *drafters)}
     worst, same = dict.fromkeys(drafters, float("inf")), dict.fromkeys(drafters, True)
@@ -73,7 +73,7 @@ def measure(llm: LLM, drafters: list[str], asked: list[tuple[str, str]], tokens:
         for name in drafters:
             drafted = outputs[name]
             same[name] &= drafted.token_ids == plain.token_ids
-            if plain.stats.decoded > 8:  # an answer of a few tokens is no time to speak of
+            if plain.stats.decoded > 8:  # answers of a few tokens are too short to time
                 ratio = plain.stats.decode_ms / plain.stats.decoded * drafted.stats.decoded / drafted.stats.decode_ms
                 worst[name] = min(worst[name], ratio)
     rows = []

@@ -1,4 +1,4 @@
-"""The same weights in transformers: what we are compared with, in speed here and in logits in the tests."""
+"""The same weights in transformers: the reference for speed here and for logits in the tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.formats.checkpoint import Checkpoint
 
 
 def transformers_twin(checkpoint: Checkpoint, layers: Sequence[int] | None = None) -> Any:

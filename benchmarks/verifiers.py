@@ -1,10 +1,10 @@
-"""What each verifier makes of the same drafts: tokens per step and time, at three temperatures. SmolLM2-135M, float32.
+"""Tokens per step and time of each verifier on the same drafts, at three temperatures. SmolLM2-135M, float32.
 
     python -m benchmarks.verifiers [--threads 2] [--tokens 64] [--seeds 2] [--json FILE]
 
 The draft is the target without some of its layers (`layer_skip`), as a chain of 3 and as a tree of 9 nodes: good enough
-to be accepted more often than not, and a q of its own at every node. Under `match` its nodes are chosen, under the
-others they are drawn where the request samples.
+to be accepted more often than not, with a q at every node. Under `match` its nodes are chosen, under the others they
+are sampled if the request samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prompts of the kinds that matter to a drafter that lives on repetition: copying, summarising, and neither."""
+"""Prompts by the kind of repetition in their answers: copying, summarising, and neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slipstream: speculative decoding that makes a language model answer faster and changes nothing of what it says."""
+"""Slipstream: speculative decoding. A language model answers faster, and its output does not change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from slipstream.errors import SlipstreamError
     from slipstream.llm import LLM
     from slipstream.tree import TokenTree
-    from slipstream.types import Completion, Delta, Output, Plan, SamplingParams, Stats, TokenLogprob
+    from slipstream.types import Completion, Delta, Logprob, Output, Plan, RequestMetrics, SamplingParams, Stats
 
 # Public name -> module. Loaded when first used: `slipstream --help` must not wait for torch.
 _HOMES = {
@@ -18,7 +18,8 @@ _HOMES = {
     "SlipstreamError": "slipstream.errors",
     "TokenTree": "slipstream.tree",
     **dict.fromkeys(
-        ("Completion", "Delta", "Output", "Plan", "SamplingParams", "Stats", "TokenLogprob"), "slipstream.types"
+        ("Completion", "Delta", "Logprob", "Output", "Plan", "RequestMetrics", "SamplingParams", "Stats"),
+        "slipstream.types",
     ),
 }
 
@@ -26,12 +27,13 @@ __all__ = [
     "LLM",
     "Completion",
     "Delta",
+    "Logprob",
     "Output",
     "Plan",
+    "RequestMetrics",
     "SamplingParams",
     "SlipstreamError",
     "Stats",
-    "TokenLogprob",
     "TokenTree",
     "__version__",
 ]

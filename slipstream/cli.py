@@ -1,7 +1,7 @@
-"""The command line: the verbs of `slipstream.commands` as typer sees them.
+"""The command line: the verbs of `slipstream.commands` as typer commands.
 
-A verb is a plain function that describes its own parameters; here it becomes a command. Groups of options (dataclasses)
-are spread out into options of their own and gathered again for the call. Errors become one line and an exit code.
+A verb is a plain function that describes its own parameters. Option groups (dataclasses) are expanded into single
+options and gathered again for the call. Errors become one line and an exit code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from types import UnionType
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from slipstream import __version__
+from slipstream.commands.batch import batch
 from slipstream.commands.chat import chat
 from slipstream.commands.check import check
 from slipstream.commands.convert import export, import_
@@ -27,8 +29,8 @@ from slipstream.commands.corpus import build
 from slipstream.commands.demo import demo
 from slipstream.commands.drafters import drafters
 from slipstream.commands.env import env
-from slipstream.commands.options import Described, EngineSetup, ModelSetup, Sampling
 from slipstream.commands.run import run
+from slipstream.commands.shared.options import Described, EngineSetup, ModelSetup, Sampling
 from slipstream.commands.synth import synth
 from slipstream.commands.train import train
 from slipstream.commands.tune import tune
@@ -36,19 +38,52 @@ from slipstream.errors import SlipstreamError
 
 Verb = Callable[..., int | None]
 
-USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the latter two as shells count: 128 + signal
+USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two in the shells' convention: 128 + signal
 
 _PANELS: dict[type[Any], str] = {EngineSetup: "Model", ModelSetup: "Model", Sampling: "Sampling"}
-_DEBUG = typer.Option("--debug", help="on an error, show where it came from")
+_DEBUG = typer.Option("--debug", help="show a traceback on errors", metavar="")
+_UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own click or the real one, by version
+
+
+class _PlainHelp:
+    """A mixin: `--help` is shown as a switch without a value."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class _Verb(_PlainHelp, TyperCommand):
+    """A verb."""
+
+
+class _Verbs(_PlainHelp, TyperGroup):
+    """Verbs; errors in a command line are printed like all others."""
+
+    def main(self, *arguments: Any, **more: Any) -> Any:
+        try:
+            code = super().main(*arguments, **{**more, "standalone_mode": False})
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+            else:
+                where = error.ctx.command_path if error.ctx is not None else "slipstream"
+                _print_error(" ".join(error.format_message().split()), f"{where} --help")
+            code = USAGE_ERROR
+        sys.exit(code if isinstance(code, int) else 0)
+
 
 app = typer.Typer(
-    help="Speculative decoding: a language model answers faster and says the same.",
+    cls=_Verbs,
+    help="Speculative decoding: a language model answers faster, with the same text.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-corpora = typer.Typer(help="Texts on disk that drafts are retrieved from.", no_args_is_help=True)
+corpora = typer.Typer(cls=_Verbs, help="Texts on disk to retrieve drafts from.", no_args_is_help=True)
 app.add_typer(corpora, name="corpus")
 
 
@@ -56,39 +91,45 @@ def main() -> None:
     """Entry point of the console script."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a character that cannot be read or shown must not end a chat
+            stream.reconfigure(errors="replace")  # an undecodable character must not end a chat
     try:
         app()
-    except KeyboardInterrupt:  # before a verb was reached
+    except KeyboardInterrupt:  # before a verb started
         sys.exit(INTERRUPTED)
 
 
 def guarded(verb: Callable[[], int | None], *, debug: bool) -> int:
-    """Run a verb; the exit code."""
+    """Run a verb; returns the exit code."""
     try:
         code = verb()
-        sys.stdout.flush()  # a reader that went away is noticed here, not by the interpreter's last flush
+        sys.stdout.flush()  # notice a closed pipe here, not in the interpreter's last flush
         return code or 0
     except SlipstreamError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+        _print_error(error.message, error.hint)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # What is still buffered has nowhere to go; without this the interpreter would complain at its end.
+        # The rest of the buffer has nowhere to go; without this the interpreter would complain on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
 
 
-class _Warnings(logging.Handler):
-    """The engine's warnings, on whatever stderr is now."""
+def _print_error(message: str, hint: str | None) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+class _Messages(logging.Handler):
+    """Prints the engine's warnings and progress messages to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
+        start = "\r\x1b[K" if sys.stderr.isatty() else ""  # clear a temporary line
+        kind = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        print(f"{start}{kind}{record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def _version(asked: bool) -> None:
@@ -100,12 +141,13 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _before(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+        bool, typer.Option("--version", callback=_version, is_eager=True, metavar="", help="print the version")
     ] = False,
 ) -> None:
     logger = logging.getLogger("slipstream")
     if not logger.handlers:
-        logger.addHandler(_Warnings(logging.WARNING))
+        logger.addHandler(_Messages(logging.INFO))
+        logger.setLevel(logging.INFO)
         logger.propagate = False
 
 
@@ -124,17 +166,17 @@ def _register(verb: Verb, parent: typer.Typer = app) -> None:
     parameters = [*_parameters(verb, hints), _parameter("debug", Annotated[bool, _DEBUG], False)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    parent.command(verb.__name__.removesuffix("_"), help=verb.__doc__)(command)
+    parent.command(verb.__name__.removesuffix("_"), cls=_Verb, help=verb.__doc__)(command)
 
 
 def _group(hint: Any) -> type[Any] | None:
-    """The dataclass behind `Group | None`."""
+    """The dataclass of `Group | None`."""
     kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return next((kind for kind in kinds if dataclasses.is_dataclass(kind) and isinstance(kind, type)), None)
 
 
 def _settled(value: Any) -> Any:
-    """typer gives lists; our groups are frozen."""
+    """typer gives lists; the groups are frozen."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -155,7 +197,7 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
-    """`Annotated[kind, Described(...)]` in typer's words."""
+    """`Annotated[kind, Described(...)]` as a typer parameter."""
     kind, described = typing.get_args(hint)
     assert isinstance(described, Described)
     if typing.get_origin(kind) is tuple:
@@ -163,19 +205,19 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     if described.positional:
         return Annotated[kind, typer.Argument(help=described.help, metavar=described.metavar, show_default=False)]
     shown = kind is not bool and not isinstance(kind, UnionType)
-    names = described.names or ("--" + name.replace("_", "-"),)  # said outright: else typer adds --no-... to switches
+    names = described.names or ("--" + name.replace("_", "-"),)  # explicit: otherwise typer adds --no-... to switches
     return Annotated[
         kind,
         typer.Option(
             *names,
             help=described.help,
-            metavar=described.metavar,
+            metavar="" if kind is bool else described.metavar,  # a switch takes no value
             rich_help_panel=panel,
             show_default=shown,
         ),
     ]
 
 
-for _verb in (demo, run, chat, check, drafters, tune, synth, train, import_, export, env):
+for _verb in (demo, run, chat, batch, check, drafters, tune, synth, train, import_, export, env):
     _register(_verb)
 _register(build, corpora)

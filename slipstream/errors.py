@@ -3,19 +3,20 @@
 SlipstreamError
 ├── OptionError            an option or parameter that does not exist or cannot be honoured (also a ValueError)
 │   └── PromptError        a prompt that cannot be served (empty, or longer than the context)
-├── ModelError             a model that cannot be had or loaded
+├── ModelError             a model that cannot be found or loaded
 │   ├── ModelNotFound      no such file, directory, built-in name or hub repository
 │   ├── CorruptFile        truncated, garbled, or not the format it claims to be
 │   ├── HashMismatch       the bytes are not those that were expected
 │   ├── UnsupportedModel   an architecture, quantisation or feature that we do not run
 │   ├── ShapeMismatch      weights that do not fit their own configuration
-│   └── NotEnoughMemory    told before loading, not after
+│   └── NotEnoughMemory    raised before loading, not after
 ├── DraftMismatch          a drafter or draft model that does not fit its target
-├── DraftFault             a drafter that raised or returned nonsense (the engine drops it; the request goes on)
+├── DraftFault             a drafter that raised, hung or returned nonsense (the engine drops it; the request goes on)
 ├── CacheFull              no page is left (the scheduler handles it; a request too large for the cache is refused)
+├── EngineClosed           the engine was closed, or stopped in the middle of a request
 └── WriterFailed           one of several processes that write training data failed, or is gone
 
-Each message is one line that names the offender; `hint`, if given, names the cure.
+Each message is one line that names the offender; `hint`, if given, says what to do.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class PromptError(OptionError):
 
 
 class ModelError(SlipstreamError):
-    """A model that cannot be had or loaded."""
+    """A model that cannot be found or loaded."""
 
 
 class ModelNotFound(ModelError):
@@ -74,11 +75,15 @@ class DraftMismatch(SlipstreamError):
 
 
 class DraftFault(SlipstreamError):
-    """A drafter raised, or returned a tree that breaks the contract."""
+    """A drafter raised, hung, or returned a tree that breaks the contract."""
 
 
 class CacheFull(SlipstreamError):
     """The cache has no free page left."""
+
+
+class EngineClosed(SlipstreamError):
+    """The engine was closed, or was stopped while a request was running."""
 
 
 class WriterFailed(SlipstreamError):
@@ -86,7 +91,7 @@ class WriterFailed(SlipstreamError):
 
 
 def unknown_choice(kind: str, offender: str, valid: list[str]) -> OptionError:
-    """The one wording for 'there is no such thing': names the offender and every valid choice."""
+    """The one message for an unknown name: it has the offender and all valid choices."""
     import difflib
 
     close = difflib.get_close_matches(offender, valid, n=1)

@@ -1,4 +1,4 @@
-"""Random numbers as a stateless function of what they are for.
+"""Random numbers as a stateless function of their purpose.
 
 The default verifier needs noise that depends on (seed, choice, position, token) and on nothing else: not on the step,
 the batch slot or the drafter. So there is no generator to advance, only a hash. The mixing is that of the well-known
@@ -20,7 +20,7 @@ MATCH, DRAFT, ACCEPT, RESIDUAL, SHADOW = 1, 2, 3, 4, 5
 
 
 def _mix(x: int) -> int:
-    """A bijection of 32 bits in which every input bit reaches every output bit."""
+    """A bijection of 32 bits in which every input bit affects every output bit."""
     x ^= x >> 16
     x = (x * 0x7FEB352D) & _MASK
     x ^= x >> 15
@@ -64,8 +64,8 @@ def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
 def gumbel(k: int, ids: torch.Tensor | int, device: str = "cpu") -> torch.Tensor:
     """Standard Gumbel noise, one number per token id, float64. `ids` may be the size of the whole vocabulary.
 
-    The number of a token id does not depend on which other ids were asked for, so a reduced vocabulary, or the few
-    tokens that survive top-p, read the same noise as the whole.
+    The noise of a token id does not depend on which other ids are requested, so a reduced vocabulary, or the few tokens
+    that survive top-p, get the same noise as the whole.
     """
     tokens = _all_ids(ids, device) if isinstance(ids, int) else ids
     return _gumbel(tokens, k & _MASK, k >> 32)
@@ -78,7 +78,7 @@ def _gumbel(tokens: torch.Tensor, low: int | torch.Tensor, high: int | torch.Ten
     return -torch.log(-torch.log(unit))
 
 
-# -- the same for many keys at once: the two halves of the keys as rows of an int64 tensor [2, keys] -----------------
+# -- the same for many keys, whose two halves are rows of an int64 tensor [2, keys] ---------------------------------
 
 
 def halves(keys: Sequence[int]) -> torch.Tensor:
@@ -87,7 +87,7 @@ def halves(keys: Sequence[int]) -> torch.Tensor:
 
 
 def fold(keys: torch.Tensor, part: torch.Tensor | int) -> torch.Tensor:
-    """Each key with one more integer of 0 or more folded in, as `key` does; part is int64 [keys], or one for all."""
+    """Each key with one more non-negative integer folded in, as `key` does; part is int64 [keys], or one for all."""
     low, high = keys
     for word in (part & _MASK, part >> 32):
         low = _mix_tensor((low ^ word) + _GOLDEN & _MASK)

@@ -1,23 +1,26 @@
 """The only place where logits become a distribution.
 
-Order (vLLM's): minimum length and bias, penalties, temperature, min-p, top-k, top-p. Everything is a function of one
-row of logits and of the tokens on the path to it, so it holds at any node of a tree, and it is computed only for the
-nodes that a verifier visits. Ties break by token id, everywhere.
+Order (vLLM's): allowed tokens and bad words, minimum length and bias, penalties, temperature, min-p, top-k, top-p.
+Everything is a function of one row of logits and of the tokens on the path to it, so it applies at any node of a tree,
+and it is computed only for the nodes that a verifier visits. Ties are broken by token id, everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from slipstream import noise
+from slipstream.errors import OptionError
 from slipstream.tree import TokenTree
-from slipstream.types import SamplingParams, TokenLogprob
+from slipstream.types import Logprob, Logprobs, SamplingParams
 
-_FIRST_NUCLEUS = 1024  # top-p looks at this many tokens first; most nuclei are far smaller
+Spell = Callable[[int], str | None]  # the text of a token
+
+_FIRST_NUCLEUS = 1024  # top-p sorts this many tokens first; most nuclei are far smaller
 _WIDEN = 8
 
 
@@ -33,24 +36,47 @@ class Support:
         return index if self.ids is None else int(self.ids[index])
 
 
-def warmed(rows: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Logits over temperatures, float32.
+def scale_logits(rows: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Logits divided by temperatures, float32.
 
-    The divisor is a tensor on purpose: on a GPU, a division by a number of the host is a product with its reciprocal,
-    which has other bits than the division of many rows by a temperature each.
+    The divisor is a tensor on purpose: on a GPU, dividing by a Python number multiplies by its reciprocal, which gives
+    other bits than dividing many rows by one temperature each.
     """
     return rows.float() / temperature
 
 
 def largest(row: torch.Tensor) -> int:
-    """The place of the largest number of [n], the first of equals."""
-    # numpy reads a row 20 times as fast as torch's argmax does on a CPU: 4 against 90 us for 49,152 tokens.
+    """The index of the largest number of [n]; of equals, the first."""
+    # numpy's argmax is 20 times as fast as torch's on a CPU: 4 against 90 us for 49,152 tokens.
     in_numpy = row.device.type == "cpu" and row.dtype in (torch.float32, torch.float64)
     return int(row.numpy().argmax() if in_numpy else row.argmax())
 
 
+class BadWords:
+    """Forbidden token sequences. There may be thousands: each length costs one look-up."""
+
+    def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        self._last: dict[
+            int, dict[tuple[int, ...], list[int]]
+        ] = {}  # length of the prefix -> prefix -> forbidden next tokens
+        for *before, last in words:
+            self._last.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
+
+    def completing(self, output: Sequence[int], path: Sequence[int]) -> list[int]:
+        """The tokens that would complete one of them after the output and the path below the root."""
+        longest = max(self._last, default=0)
+        before = (*output[max(0, len(output) - longest) :], *path)
+        found = (self._last[length].get(before[max(0, len(before) - length) :], ()) for length in self._last)
+        return [last for group in found for last in group]
+
+
+def _has_choice(row: torch.Tensor) -> bool:
+    """Whether any token may be chosen. NaN is reported elsewhere."""
+    return not bool((row == float("-inf")).all())
+
+
 class Sampler:
-    """How one choice of one request picks tokens. Holds no state of its own: it reads the sequence's live lists."""
+    """How one choice of one request picks tokens. It has no state of its own: it reads the sequence's live lists."""
 
     def __init__(
         self,
@@ -60,6 +86,7 @@ class Sampler:
         prompt_ids: Sequence[int],
         output_ids: Sequence[int],
         end_ids: Sequence[int],
+        bad_words: BadWords | None = None,
     ) -> None:
         self.params = params
         self.seed = seed
@@ -69,18 +96,38 @@ class Sampler:
         self._masked_ids = torch.tensor(sorted({*end_ids, *(params.stop_token_ids or ())}), dtype=torch.int64)
         self._bias_ids = torch.tensor(list(params.bias), dtype=torch.int64)
         self._bias = torch.tensor(list(params.bias.values()), dtype=torch.float32)
+        allowed = params.allowed_token_ids
+        self._allowed_ids = None if allowed is None else torch.tensor(sorted(set(allowed)), dtype=torch.int64)
+        self._bad_words = bad_words
         self._prompt_unique: torch.Tensor | None = None
 
     # -- from a row of logits to the tokens that may be chosen --------------------------------------------------------
 
     def adjusted(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
-        """Logits [vocab] after minimum length, bias and penalties; `path` holds the tokens below the root."""
+        """Logits [vocab] after masks, minimum length, bias and penalties; `path` holds the tokens below the root.
+
+        If all allowed tokens are -inf in the row (a draft's vocabulary is smaller), they get the same logit.
+        """
+        changed = self._changed(row, path)
+        if self.params.masks and not _has_choice(changed):
+            changed = self._changed(torch.zeros_like(row), path)
+            if not _has_choice(changed):
+                raise OptionError("allowed_token_ids, bad_words, logit_bias and min_tokens together forbid every token")
+        return changed
+
+    def _changed(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         params = self.params
+        bad = self._bad_words.completing(self._output, path) if self._bad_words is not None else []
         short = len(self._output) + len(path) < params.min_tokens and len(self._masked_ids) > 0
-        if not (short or params.bias or params.penalised):
+        if not (short or bad or params.bias or params.penalised or self._allowed_ids is not None):
             return row
         row = row.float().clone()
         device = row.device
+        if self._allowed_ids is not None:
+            allowed = self._allowed_ids.to(device)
+            row = torch.full_like(row, float("-inf")).index_copy_(0, allowed, row[allowed])
+        if bad:
+            row[torch.tensor(bad, device=device)] = float("-inf")
         if short:
             row[self._masked_ids.to(device)] = float("-inf")
         if params.bias:
@@ -107,7 +154,7 @@ class Sampler:
         return self._prompt_unique
 
     def take_over(self, other: Sampler) -> None:
-        """What another sampler of the same prompt has worked out need not be worked out again."""
+        """Reuse what another sampler of the same prompt has computed."""
         if self.params.repetition_penalty != 1.0:
             self._prompt_unique = other._prompt_ids_once()
 
@@ -118,12 +165,12 @@ class Sampler:
         if params.greedy:
             best = torch.tensor([largest(row)], device=row.device)
             return Support(best, row[best])
-        scaled = warmed(row, row.new_full((), params.temperature, dtype=torch.float32))
+        scaled = scale_logits(row, row.new_full((), params.temperature, dtype=torch.float32))
         ids = self.cut(scaled)
         return Support(ids, scaled if ids is None else scaled[ids])
 
     def cut(self, scaled: torch.Tensor) -> torch.Tensor | None:
-        """The places that min-p, top-k and top-p leave of a row of scaled logits, ascending; None: all."""
+        """The indices that min-p, top-k and top-p leave of a row of scaled logits, ascending; None: all."""
         params = self.params
         ids: torch.Tensor | None = None
         if params.min_p > 0:
@@ -158,15 +205,15 @@ class Sampler:
             ids = ids[order.indices]
             before = order.values.cumsum(0) - order.values
             kept = max(1, int((before < needed).sum()))
-            # The last kept weight must be above the smallest one looked at, or an equal one may hide outside.
+            # The last kept weight must be above the smallest one sorted, or an equal one may be missing.
             if width == len(weights) or bool(order.values[kept - 1] > order.values[-1]):
                 return ids[:kept].sort().values
             width = min(width * _WIDEN, len(weights))
 
-    # -- what verifiers and drafters ask for --------------------------------------------------------------------------
+    # -- for verifiers and drafters -----------------------------------------------------------------------------------
 
     def choose(self, row: torch.Tensor, path: Sequence[int]) -> int:
-        """The target's own choice after `path`: the same whoever asks, and whenever."""
+        """The target's choice after `path`: the same for every caller, at any time."""
         if self.params.greedy:
             return largest(self.adjusted(row, path))
         support = self.support(row, path)
@@ -175,7 +222,7 @@ class Sampler:
         return support.token(largest(self.perturbed(support, path)))
 
     def perturbed(self, support: Support, path: Sequence[int]) -> torch.Tensor:
-        """Scaled logits plus the noise of this position: the largest is the choice. Drafters read the same noise."""
+        """Scaled logits plus the noise of this position: the largest is the choice. Drafters use the same noise."""
         ids = support.ids if support.ids is not None else len(support.logits)
         noise_key = noise.key(self.position + len(path), noise.MATCH, start=self.stem)
         return support.logits.double() + noise.gumbel(noise_key, ids, str(support.logits.device))
@@ -190,30 +237,30 @@ class Sampler:
 
     @cached_property
     def stem(self) -> int:
-        """What the keys of all its choices begin with."""
+        """The common prefix of the keys of all its choices."""
         return noise.key(self.seed, self.choice)
 
     @cached_property
     def simple(self) -> bool:
-        """Whether a choice needs nothing but the row of logits, the temperature and the noise: see `choices.py`."""
+        """Whether a choice needs only the logits, the temperature and the noise: see `gpu/device_sampling.py`."""
         params = self.params
         cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         return not params.adjusts and (params.greedy or not cut)
 
     @property
     def position(self) -> int:
-        """Absolute position of the token that follows the root."""
+        """Absolute position of the token after the root."""
         return len(self._prompt) + len(self._output)
 
     def step_key(self, node: int, purpose: int) -> int:
-        """Key of a p/q verifier's random number in this step. `draft`, `accept` and `residual` never mix."""
+        """Key of a p/q verifier's number in this step. `draft`, `accept` and `residual` have separate streams."""
         return noise.key(self.seed, self.choice, self.position, node, purpose)
 
 
 class TreeDistributions:
-    """The target's distributions at the nodes of one tree, each computed when it is asked for.
+    """The target's distributions at the nodes of one tree, computed lazily.
 
-    `chosen`: the target's choices after all nodes, where they were made together (`choices.py`).
+    `chosen`: the target's choices after all nodes, if they were made together (`gpu/device_sampling.py`).
     """
 
     def __init__(
@@ -235,12 +282,33 @@ class TreeDistributions:
         return self._sampler.probabilities(self._rows[node], self._tree.path_tokens(node))
 
     def key(self, node: int, purpose: int) -> int:
-        """Key of the random number that belongs to `node` in this step."""
+        """Key of the random number of `node` in this step."""
         return self._sampler.step_key(node, purpose)
 
-    def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
-        """Log-probability of `token` after `node` under the raw distribution."""
-        raw = torch.log_softmax(self._rows[node].float(), dim=0)
-        best = torch.topk(raw, min(top, len(raw))) if top else None
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True) if best is not None else ()
-        return TokenLogprob(token, float(raw[token]), tuple((int(i), float(v)) for i, v in pairs))
+    def logprobs(self, node: int, token: int, top: int, spell: Spell | None = None) -> Logprobs:
+        """Log-probabilities of `token` and of the `top` likeliest tokens after `node`, of the raw distribution."""
+        return logprobs(self._rows[node], token, top, spell)
+
+
+def logprobs(row: torch.Tensor, token: int, top: int, spell: Spell | None = None) -> Logprobs:
+    """Log-probabilities of `token` and of the `top` likeliest tokens by one row of raw logits [vocab].
+
+    `token` comes first, with its exact rank; the others follow, the likeliest first. Ties break by token id.
+    """
+    row = row.float()
+    whole = torch.logsumexp(row, dim=0)
+    above = int((row > row[token]).sum() + (row[:token] == row[token]).sum())
+    ranks = {token: 1 + above, **{id: rank for rank, id in enumerate(top_tokens(row, top), 1)}}
+    ids = list(ranks)
+    values = (row[torch.tensor(ids, device=row.device)] - whole).tolist()
+    return {id: Logprob(value, ranks[id], spell(id) if spell else None) for id, value in zip(ids, values, strict=True)}
+
+
+def top_tokens(row: torch.Tensor, count: int) -> list[int]:
+    """The indices of the `count` largest numbers of [n] in order; of equals, the first."""
+    if count <= 0:
+        return []
+    values = torch.topk(row, min(count, len(row))).values
+    found = (row >= values[-1]).nonzero()[:, 0]  # ascending, so that a stable sort breaks ties by id
+    order = row[found].sort(descending=True, stable=True).indices[:count]
+    return [int(id) for id in found[order].tolist()]

@@ -1,4 +1,4 @@
-"""A request and its sequences. State belongs to the sequence: models, drafters and the policy hold nothing of it."""
+"""A request and its sequences. All state belongs to the sequence, none to models, drafters or the policy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cache import PageTable, SavedPages
-from slipstream.sampling import Sampler
-from slipstream.types import Completion, SamplingParams, Stats, TokenLogprob
+from slipstream.sampling import BadWords, Sampler, Spell
+from slipstream.types import Completion, Logprobs, RequestMetrics, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from slipstream.text import IncrementalDecoder, StopStrings
 
 TARGET = "target"  # name of the target's K/V store
+PLAIN = "none"  # name of the drafter that never drafts
 
 
 @dataclass(frozen=True)
@@ -25,38 +26,47 @@ class Request:
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
+    bad_words: BadWords | None = None  # those of the parameters, as token ids
+    with_text: bool = True  # whether its tokens are decoded to text
+    trace: bool = False  # whether its deltas carry the verified trees
 
 
-@dataclass(eq=False)  # two sequences are never the same, however alike they look
+@dataclass(eq=False)  # compared by identity
 class Sequence:
     """One choice of one request, from its prompt to its last token."""
 
     request: Request
     choice: int
-    end_ids: frozenset[int]  # tokens that end the answer (none when EOS is ignored)
+    end_ids: frozenset[int]  # tokens that end the sequence (none when EOS is ignored)
     longest: int  # tokens, prompt included, that the context can hold
     decoder: IncrementalDecoder | None = None
     stops: StopStrings | None = None
+    spell: Spell | None = None  # for logprobs
     tokens: list[int] = field(init=False)
     output_ids: list[int] = field(default_factory=list)
     table: PageTable = field(default_factory=PageTable)
     saved: SavedPages | None = None
     drafting: dict[str, Any] = field(default_factory=dict)  # a drafter's state for this sequence
-    drafter_dropped: bool = False
-    base: int | None = None  # of a shadow: how many tokens the sequence had that it was made from
+    drafter: str = PLAIN  # its name in the engine's set
+    needs: tuple[str, ...] = ()  # stores of that drafter in which a page found in the cache must have rows
+    dropped: set[str] = field(default_factory=set)  # drafters that failed on it
+    base: int | None = None  # of a shadow: the length of the sequence it was made from
     stats: Stats = field(default_factory=Stats)
     text: str = ""
-    text_shown: int = 0  # characters that a stream has been given
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    text_shown: int = 0  # characters that were streamed
+    logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[Logprobs | None] | None = None  # of the first choice, for the part of the prompt that was fed
     finish_reason: str | None = None
+    error: Exception | None = None  # the error that ended it
     stop_reason: str | int | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
+        request, ends = self.request, sorted(self.end_ids)
         self.sampler = Sampler(
-            self.params, self.request.seed, self.choice, self.request.prompt_ids, self.output_ids, sorted(self.end_ids)
+            request.params, request.seed, self.choice, request.prompt_ids, self.output_ids, ends, request.bad_words
         )
 
     @property
@@ -65,15 +75,20 @@ class Sequence:
         return self.request.params
 
     @property
+    def active_drafter(self) -> str:
+        """Its drafter, or none after that one failed."""
+        return PLAIN if self.drafter in self.dropped else self.drafter
+
+    @property
     def settled(self) -> int:
-        """How many of the tokens are final. Behind them stand guesses that a drafter follows up and may take back."""
+        """How many tokens are final. In a shadow, a drafter's guesses follow, which may be rejected."""
         return len(self.tokens) if self.base is None else self.base
 
     def shadow(self, key: int | None) -> Sequence:
-        """The same text for a drafter to write on in guesses of its own, over the same pages.
+        """The same tokens for a drafter to extend with its guesses, over the same pages.
 
-        `key`: a seed of its own, where the guesses must be independent of the choices that judge them; None where they
-        are to read the same noise.
+        `key`: a separate seed, if the guesses must be independent of the target's choices; None if they share its
+        noise.
         """
         request = self.request if key is None else replace(self.request, seed=key)
         twin = Sequence(request, self.choice, self.end_ids, self.longest)
@@ -97,11 +112,11 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
-        """Whether the last token is out."""
+        """Whether the last token was emitted."""
         return self.finish_reason is not None
 
     def completion(self) -> Completion:
-        """What the user gets of this sequence."""
+        """The result for the user."""
         return Completion(
             index=self.choice,
             text=self.text,
@@ -111,4 +126,24 @@ class Sequence:
             logprobs=list(self.logprobs) if self.params.logprobs is not None else None,
             stats=self.stats,
             seed=self.request.seed,
+            metrics=self.metrics,
         )
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """When it arrived and when its tokens were emitted."""
+        first = self.first_token_at
+        return RequestMetrics(self.arrived, first, None if first is None else first + self.stats.decode_ms / 1000)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one sequence in a step: `pending` tokens to feed; if they reach the root, it also decodes."""
+
+    sequence: Sequence
+    pending: list[int]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the last pending token is the last token of the sequence, so that its logits choose the next one."""
+        return self.sequence.cached + len(self.pending) == len(self.sequence.tokens)

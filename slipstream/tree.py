@@ -1,69 +1,69 @@
-"""TokenTree: the only thing drafters make.
+"""TokenTree: the only output of drafters.
 
 Node 0 is the last committed token (the root). Every other node is a guess for the position after its parent's. A chain
 is a tree; plain decoding is a tree of one node. A node's parent always has a smaller index, so a tree can be walked,
 masked and cut front to back.
 
 A node is either *chosen* (no `q`: a one-hot guess that may be pruned, re-ranked and merged) or *sampled* (drawn from a
-distribution `q`, without replacement among its siblings, in index order). Whoever looks at the token of a sampled node
-before deciding to drop it changes the distribution of the output, so `pruned` and `merge` refuse them.
+distribution `q`, without replacement among its siblings, in index order). Dropping a sampled node because of its token
+changes the distribution of the output, so `pruned` and `merge` refuse sampled nodes.
+
+Trees grow by `add`, `chain` and `merge` alone; their columns are read-only. `check`, which the engine calls before it
+uses a tree, finds other modifications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.draw import Draw
 from slipstream.errors import DraftFault, OptionError
+from slipstream.tree_check import KINDS, MOST_NODES, check_columns, children_of
 
-
-@dataclass(frozen=True)
-class Draw:
-    """Where a sampled node came from: `q` over the whole vocabulary, shared by all children of one node.
-
-    `q` is a one-dimensional float tensor that sums to 1. It is the distribution that was sampled from, after every
-    transformation; siblings are drawn from it without replacement.
-    """
-
-    q: Any
-
-    def is_distribution(self, vocab_size: int) -> bool:
-        """Whether q is finite, not negative, sums to 1 and covers the vocabulary."""
-        if tuple(getattr(self.q, "shape", ())) != (vocab_size,):
-            return False
-        return float(self.q.min()) >= 0.0 and abs(float(self.q.sum()) - 1.0) < 1e-5
+__all__ = ["Draw", "Prepared", "TokenTree"]
 
 
 @dataclass(frozen=True)
 class Prepared:
     """What drafting has already computed of a tree's pass: every node has been through the first `layers` layers.
 
-    Their K/V lie where the pass would write them, and `hidden` [nodes, width] goes into the next layer.
+    Their K/V are where the pass would write them, and `hidden` [nodes, width] is the input of the next layer.
     """
 
     layers: int
     hidden: Any
 
 
+def _whole(number: Any, what: str) -> int:
+    """An integer of any type (numpy's, a tensor of one element) as an int."""
+    try:
+        return int(operator.index(number))
+    except TypeError:
+        raise DraftFault(f"a drafted {what} is of type {type(number).__name__} and no whole number") from None
+
+
 class TokenTree:
     """Guesses for what follows the last committed token."""
 
-    __slots__ = ("_child", "confidence", "depths", "draws", "origins", "parents", "prepared", "scouts", "tokens")
+    __slots__ = ("_child", "_confidence", "_depths", "_draws", "_origins", "_parents", "_scouts", "_tokens", "prepared")
 
     def __init__(self, root_token: int) -> None:
-        self.tokens: list[int] = [root_token]
-        self.parents: list[int] = [-1]
-        self.depths: list[int] = [0]
-        self.origins: list[str | None] = [None]
-        self.confidence: list[float] = [1.0]  # the drafter's own estimate of the joint probability of the path
-        self.scouts: list[bool] = [False]  # ride along for the drafter's use; can never be accepted
-        self.draws: list[Draw | None] = [None]
-        self.prepared: Prepared | None = None  # of this tree as it is: one that is cut or merged has lost it
+        self._tokens: list[int] = [root_token if type(root_token) is int else _whole(root_token, "token")]
+        self._parents: list[int] = [-1]
+        self._depths: list[int] = [0]
+        self._origins: list[str | None] = [None]
+        self._confidence: list[float] = [1.0]
+        self._scouts: list[bool] = [False]
+        self._draws: list[Draw | None] = [None]
         self._child: dict[tuple[int, int], int] = {}
+        self.prepared: Prepared | None = None  # of exactly this tree: a cut or merged one has none
 
     @classmethod
     def chain(cls, root_token: int, tokens: Iterable[int], origin: str | None = None) -> TokenTree:
@@ -74,28 +74,67 @@ class TokenTree:
             node = tree.add(node, token, origin=origin)
         return tree
 
+    # -- the columns, an item for each node ---------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The drafted tokens; the root's is the last committed token."""
+        return self._tokens
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """Indices of the parents, each smaller than the node's own; the root's is -1."""
+        return self._parents
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """The number of ancestors: positions after the root's."""
+        return self._depths
+
+    @property
+    def origins(self) -> Sequence[str | None]:
+        """The drafter that a node comes from."""
+        return self._origins
+
+    @property
+    def confidence(self) -> Sequence[float]:
+        """The drafter's own estimate of the joint probability of the path."""
+        return self._confidence
+
+    @property
+    def scouts(self) -> Sequence[bool]:
+        """Whether a node is in the pass for the drafter's own use; it can never be accepted."""
+        return self._scouts
+
+    @property
+    def draws(self) -> Sequence[Draw | None]:
+        """The distribution that a sampled node was drawn from; None for a chosen one."""
+        return self._draws
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
     @property
     def is_chain(self) -> bool:
         """Whether no node has a sibling."""
-        return self.depths[-1] == len(self.depths) - 1
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+        return self._depths[-1] == len(self._depths) - 1
 
     @property
     def drafted(self) -> int:
         """Nodes offered: the root and the scouts do not count."""
-        return len(self.tokens) - 1 - sum(self.scouts)
+        return len(self._tokens) - 1 - sum(self._scouts)
 
     @property
     def depth(self) -> int:
-        """Depth of the deepest node; 0 for a lone root."""
-        return max(self.depths)
+        """Depth of the deepest node; 0 for a single root."""
+        return max(self._depths)
 
     @property
     def sampled(self) -> bool:
         """Whether any node was drawn from a distribution."""
-        return any(draw is not None for draw in self.draws)
+        return any(draw is not None for draw in self._draws)
+
+    # -- growing ------------------------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -107,26 +146,53 @@ class TokenTree:
         draw: Draw | None = None,
         scout: bool = False,
     ) -> int:
-        """Add a child and return its index. A chosen child that is there already is returned, not added twice."""
-        if not 0 <= parent < len(self.tokens):
-            raise DraftFault(f"a drafted node names parent {parent}, but the tree has {len(self.tokens)} nodes")
+        """Add a child and return its index. A chosen child that exists is returned, not added again."""
+        if type(token) is not int or type(parent) is not int or type(confidence) is not float:
+            token, parent, confidence = _whole(token, "token"), _whole(parent, "node's parent"), float(confidence)
+        node = len(self._tokens)
+        if not 0 <= parent < node:
+            raise DraftFault(f"a drafted node names parent {parent}, but the tree has {node} nodes")
         known = self._child.get((parent, token))
         if known is not None and not scout:
-            if draw is not None or self.draws[known] is not None:
+            if draw is not None or self._draws[known] is not None:
                 raise DraftFault(f"token {token} was drawn twice below node {parent}; siblings never repeat")
-            self.confidence[known] = max(self.confidence[known], confidence)
+            self._confidence[known] = max(self._confidence[known], confidence)
             return known
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.origins.append(origin)
-        self.confidence.append(confidence)
-        self.scouts.append(scout)
-        self.draws.append(draw)
+        if node >= MOST_NODES:
+            raise DraftFault(f"a drafted tree has more than {MOST_NODES} nodes")
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._depths.append(self._depths[parent] + 1)
+        self._origins.append(origin)
+        self._confidence.append(confidence)
+        self._scouts.append(scout)
+        self._draws.append(draw)
         if not scout:
             self._child[(parent, token)] = node
         return node
+
+    def merge(self, other: TokenTree) -> None:
+        """Add every node of `other` that is missing here; nodes with the same path are one. Chosen nodes only.
+
+        Scouts belong to the drafter that sent them and are never merged.
+        """
+        if other._tokens[0] != self._tokens[0]:
+            raise DraftFault("trees with different roots cannot be merged")
+        if self.sampled or other.sampled:
+            raise OptionError("sampled nodes cannot be merged: it would change the distribution of the output")
+        moved = [0]
+        for node in range(1, len(other)):
+            moved.append(
+                self.add(
+                    moved[other._parents[node]],
+                    other._tokens[node],
+                    origin=other._origins[node],
+                    confidence=other._confidence[node],
+                    scout=other._scouts[node],
+                )
+            )
+
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that guesses `token`, if there is one that may be accepted."""
@@ -134,26 +200,26 @@ class TokenTree:
 
     def children(self, node: int) -> list[int]:
         """Children that may be accepted, in index order (for sampled nodes: the order they were drawn in)."""
-        return [i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node and not self.scouts[i]]
+        return [i for i in range(node + 1, len(self)) if self._parents[i] == node and not self._scouts[i]]
 
     def last_scouts(self) -> list[int]:
-        """Scouts without children: what the target says after them is what they were sent for."""
-        if not any(self.scouts):
+        """Scouts without children: the drafter wants the target's choices after them."""
+        if not any(self._scouts):
             return []
-        parents = set(self.parents)
-        return [i for i in range(1, len(self.tokens)) if self.scouts[i] and i not in parents]
+        parents = set(self._parents)
+        return [i for i in range(1, len(self)) if self._scouts[i] and i not in parents]
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root (excluded) down to `node` (included)."""
         nodes: list[int] = []
         while node > 0:
             nodes.append(node)
-            node = self.parents[node]
+            node = self._parents[node]
         return nodes[::-1]
 
     def path_tokens(self, node: int) -> list[int]:
         """Tokens on the path from the root (excluded) to `node`."""
-        return [self.tokens[i] for i in self.path(node)]
+        return [self._tokens[i] for i in self.path(node)]
 
     def walk(self, tokens: Iterable[int]) -> list[int]:
         """The nodes that spell the longest possible beginning of `tokens` below the root."""
@@ -169,93 +235,93 @@ class TokenTree:
 
     def ancestor_mask(self) -> npt.NDArray[np.bool_]:
         """[n, n]: row i is True at i and at every ancestor of i."""
-        size = len(self.tokens)
+        size = len(self)
         mask = np.eye(size, dtype=np.bool_)
         for node in range(1, size):
-            mask[node] |= mask[self.parents[node]]
+            mask[node] |= mask[self._parents[node]]
         return mask
 
-    def merge(self, other: TokenTree) -> None:
-        """Add every node of `other` that is not here yet; same prefix, one node. Chosen nodes only.
-
-        Scouts belong to the drafter that sent them and are never folded into one.
-        """
-        if other.tokens[0] != self.tokens[0]:
-            raise DraftFault("trees with different roots cannot be merged")
-        if self.sampled or other.sampled:
-            raise OptionError("sampled nodes cannot be merged: it would change the distribution of the output")
-        moved = [0]
-        for node in range(1, len(other)):
-            moved.append(
-                self.add(
-                    moved[other.parents[node]],
-                    other.tokens[node],
-                    origin=other.origins[node],
-                    confidence=other.confidence[node],
-                    scout=other.scouts[node],
-                )
-            )
+    # -- fewer nodes: another tree, or this one if all of its nodes stay ----------------------------------------------
 
     def pruned(self, budget: int) -> TokenTree:
         """The `budget` chosen nodes of highest joint confidence (ties: the earlier node), kept connected."""
-        if len(self) - 1 <= budget:
-            return self
-        if self.sampled:
-            raise OptionError("sampled nodes cannot be pruned by confidence: it would change the output")
-        order = sorted(range(1, len(self)), key=lambda i: (-self._reach(i), i))
-        return self._kept({0, *order[: max(0, budget)]})
+        return self.limited(len(self), budget)
 
     def cut(self, depth: int) -> TokenTree:
-        """The nodes down to `depth`. The rule does not look at tokens, so sampled nodes may be cut too."""
-        if self.depth <= depth:
-            return self
-        return self._kept({i for i in range(len(self)) if self.depths[i] <= depth})
+        """The nodes down to `depth`. This does not depend on tokens, so sampled nodes may be cut too."""
+        return self.limited(depth, len(self))
 
-    def _reach(self, node: int) -> float:
-        """Confidence that can only fall along a path, so that keeping the best nodes keeps their ancestors."""
-        return min([self.confidence[i] for i in self.path(node)], default=1.0)
+    def limited(self, depth: int, nodes: int) -> TokenTree:
+        """The nodes down to `depth`, and the best `nodes` of them; DraftFault if more nodes than that were sampled."""
+        inside = [node for node, level in enumerate(self._depths) if level <= depth]
+        if len(inside) - 1 <= nodes:
+            return self if len(inside) == len(self) else self._kept(inside)
+        if self.sampled:
+            raise DraftFault(f"{len(inside) - 1} nodes were sampled and {nodes} planned; none of them may be pruned")
+        reaches = self._reaches()
+        best = _best([reaches[node] for node in inside], nodes)
+        return self._kept([inside[place] for place in best])
 
-    def _kept(self, keep: set[int]) -> TokenTree:
-        smaller = TokenTree(self.tokens[0])
-        moved = {0: 0}
+    def best_with(self, leaves: Sequence[tuple[float, int, int]], budget: int, origin: str) -> TokenTree:
+        """A new tree: the best `budget` of these nodes and of leaves below them (joint confidence, parent, token).
+
+        All are chosen; each leaf is new and unique.
+        """
+        reaches = self._reaches()
+        reaches += [min(reaches[parent], joint) for joint, parent, _ in leaves]
+        best, size = _best(reaches, budget), len(self)
+        nodes = [node for node in best if node < size]
+        tree, places = self._kept(nodes), {node: place for place, node in enumerate(nodes)}
+        for leaf in best[len(nodes) :]:
+            joint, parent, token = leaves[leaf - size]
+            tree.add(places[parent], token, origin=origin, confidence=joint)
+        return tree
+
+    def copy(self) -> TokenTree:
+        """Another tree of the same nodes, without `prepared`."""
+        return self._kept(range(len(self)))
+
+    def _reaches(self) -> list[float]:
+        """Confidence made non-increasing along a path, so that keeping the best nodes keeps their ancestors."""
+        reaches = [math.inf]
         for node in range(1, len(self)):
-            if node in keep and self.parents[node] in moved:
-                moved[node] = smaller.add(
-                    moved[self.parents[node]],
-                    self.tokens[node],
-                    origin=self.origins[node],
-                    confidence=self.confidence[node],
-                    draw=self.draws[node],
-                    scout=self.scouts[node],
-                )
+            above, own = reaches[self._parents[node]], self._confidence[node]
+            reaches.append(own if own < above else above)
+        return reaches
+
+    def _kept(self, keep: Iterable[int]) -> TokenTree:
+        """The nodes at these indices, in ascending order with the root; one whose parent is missing is left out."""
+        places: dict[int, int] = {}
+        for node in keep:
+            if node == 0 or self._parents[node] in places:
+                places[node] = len(places)
+        smaller = TokenTree(self._tokens[0])
+        smaller._tokens = [self._tokens[node] for node in places]
+        smaller._parents = [places.get(self._parents[node], -1) for node in places]
+        smaller._depths = [self._depths[node] for node in places]
+        smaller._origins = [self._origins[node] for node in places]
+        smaller._confidence = [self._confidence[node] for node in places]
+        smaller._scouts = [self._scouts[node] for node in places]
+        smaller._draws = [self._draws[node] for node in places]
+        smaller._child = children_of(smaller._parents, smaller._tokens, smaller._scouts)
         return smaller
 
     def check(self, root_token: int, vocab_size: int) -> None:
-        """Raise DraftFault unless this is a tree that the engine can verify."""
-        if self.tokens[0] != root_token:
-            raise DraftFault(f"the root is token {self.tokens[0]}, but the last committed token is {root_token}")
-        for node in range(1, len(self)):
-            token, confidence = self.tokens[node], self.confidence[node]
-            if not 0 <= token < vocab_size:
-                raise DraftFault(f"drafted token {token} is outside the vocabulary of {vocab_size}")
-            if not 0.0 <= confidence <= 1.0 + 1e-6:  # NaN fails too
-                raise DraftFault(f"a drafted node has confidence {confidence}")
-            if self.scouts[self.parents[node]] and not self.scouts[node]:
-                raise DraftFault("a node that may be accepted hangs below a scout")
-        self._check_draws(vocab_size)
+        """Raise DraftFault unless the engine can verify this tree: one that `add` could have made."""
+        index = check_columns(_columns(self), root_token, vocab_size)
+        if type(self._child) is not dict or index != self._child:
+            raise DraftFault("the children of a drafted tree are not those of its tokens and parents")
+        self._child = index  # equal, with plain ints
+        if self.prepared is not None and not (
+            type(self.prepared) is Prepared and len(self.prepared.hidden) == len(self._tokens)
+        ):
+            raise DraftFault("the prepared part of a drafted tree belongs to another tree")
 
-    def _check_draws(self, vocab_size: int) -> None:
-        """A q that is no distribution, or not the one its nodes were drawn from, would bend the output unseen."""
-        kinds: dict[int, Draw | None] = {}
-        for node in range(1, len(self)):
-            if self.scouts[node]:
-                continue
-            draw, known = self.draws[node], self.parents[node] in kinds
-            if kinds.setdefault(self.parents[node], draw) is not draw:
-                raise DraftFault("siblings must all be chosen, or all be drawn from one distribution")
-            if draw is None:
-                continue
-            if not known and not draw.is_distribution(vocab_size):
-                raise DraftFault(f"the q below node {self.parents[node]} is no distribution over {vocab_size} tokens")
-            if not float(draw.q[self.tokens[node]]) > 0.0:
-                raise DraftFault(f"token {self.tokens[node]} was drawn from a q in which it has no probability")
+
+def _best(reaches: Sequence[float], budget: int) -> list[int]:
+    """The root and the `budget` nodes of highest confidence (ties: the earlier one), in index order."""
+    order = sorted(range(1, len(reaches)), key=reaches.__getitem__, reverse=True)  # stable in reverse, too
+    return [0, *sorted(order[: max(0, budget)])]
+
+
+_columns = operator.attrgetter(*(f"_{name}" for name in KINDS))

@@ -1,118 +1,27 @@
-"""What goes in and what comes out: parameters, requests, plans, outputs, and the counters with their definitions."""
+"""Public types: parameters, requests, plans, outputs, and the counters with their definitions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slipstream.errors import OptionError
+from slipstream.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
+from slipstream.params import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.tree import TokenTree
 
-GREEDY_TEMPERATURE = 1e-5  # temperatures below this would overflow the division and are greedy in effect
-
-_NUMBERS = (
-    *("n", "temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "logprobs"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the next token is chosen. Names and meanings are vLLM's; everything holds at every node of a tree.
-
-    `max_tokens=None` runs to EOS or to the end of the context. `seed=None` draws a fresh seed for each request;
-    the seed that was used is in the output, so that any answer can be had again.
-    """
-
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0  # 0 or -1: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # sees the prompt and the output
-    presence_penalty: float = 0.0  # sees the output only
-    frequency_penalty: float = 0.0  # sees the output only
-    logit_bias: Mapping[int, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] | None = None
-    ignore_eos: bool = False
-    logprobs: int | None = None  # how many alternatives beside the chosen token; 0: the chosen one alone
-
-    def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in (self.logit_bias or {}).items()})
-        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
-        self._check()
-
-    def _check(self) -> None:
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float | None):
-                raise OptionError(f"{name}={value!r} is not a number")
-
-        def need(ok: bool, name: str, range_: str) -> None:
-            if not ok:
-                raise OptionError(f"{name}={getattr(self, name)!r} is out of range", hint=f"valid: {range_}")
-
-        need(self.n >= 1, "n", "1 or more")
-        need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or more")
-        need(self.top_k >= 0, "top_k", "-1 or 0 (off), or 1 and more")
-        need(0 < self.top_p <= 1, "top_p", "above 0, up to 1 (off)")
-        need(0 <= self.min_p <= 1, "min_p", "0 (off) to 1")
-        need(math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty", "above 0")
-        need(-2 <= self.presence_penalty <= 2, "presence_penalty", "-2 to 2")
-        need(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "-2 to 2")
-        need(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "1 or more, or None")
-        need(self.min_tokens >= 0, "min_tokens", "0 or more")
-        need(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
-        need(self.logprobs is None or 0 <= self.logprobs <= 1000, "logprobs", "0 to 1000, or None")
-        need(self.seed is None or -(2**63) <= self.seed < 2**64, "seed", "an integer of 64 bits, or None")
-        need(all(self.stop_strings), "stop", "non-empty strings")
-        need(all(b < math.inf for b in self.bias.values()), "logit_bias", "numbers; -inf forbids a token")
-
-    @property
-    def greedy(self) -> bool:
-        """True where the choice is the largest logit and no noise is drawn."""
-        return self.temperature < GREEDY_TEMPERATURE
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, always as a tuple."""
-        return self.stop if isinstance(self.stop, tuple) else ()
-
-    @property
-    def bias(self) -> Mapping[int, float]:
-        """`logit_bias`, always as a mapping."""
-        return self.logit_bias or {}
-
-    @property
-    def penalised(self) -> bool:
-        """True where the logits depend on which tokens came before."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-    @property
-    def adjusts(self) -> bool:
-        """True where logits are changed before they are compared: by penalties, a bias, or a minimum length."""
-        return self.penalised or bool(self.logit_bias) or self.min_tokens > 0
-
 
 @dataclass(frozen=True)
 class Plan:
-    """How much one sequence drafts in one step; the policy makes it. Zero depth or nodes is a true bypass."""
+    """How much one sequence drafts in one step; made by the policy. Zero depth or nodes skips drafting."""
 
     depth: int = 0  # levels below the root
     nodes: int = 0  # drafted nodes, the root not counted
     branch: int = 1  # children per node at most
-    min_confidence: float = 0.0  # a path under this joint probability is not drafted further
+    min_confidence: float = 0.0  # paths below this joint probability are not extended
+    rounds: int = 0  # at most, of a burst on a device; 0: one step on the host
+    ahead: bool = False  # the next burst of the same sequences may start before this one is reported
 
     @property
     def drafts(self) -> bool:
@@ -138,13 +47,13 @@ class Stats:
     offered_by_depth: list[int] = field(default_factory=list)  # [d]: steps that offered a node at depth d + 1
     accepted_by_depth: list[int] = field(default_factory=list)  # [d]: steps that accepted a node at depth d + 1
     draft_ms: float = 0.0
-    verify_ms: float = 0.0  # the target's pass and the check
+    verify_ms: float = 0.0  # target pass and verification
     other_ms: float = 0.0
-    prefill_ms: float = 0.0  # until the first token was there (decode time excludes it)
+    prefill_ms: float = 0.0  # until the first token (not part of the decode time)
     decode_ms: float = 0.0
     draft_faults: int = 0
     lossy: bool = False
-    origins: list[str | None] = field(default_factory=list)  # per emitted token: the drafter it came from, or None
+    origins: list[str | None] = field(default_factory=list)  # per emitted token: its drafter, or None
 
     @property
     def tokens_per_step(self) -> float:
@@ -158,13 +67,17 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
-        """accepted / drafted: meaningful for chains; for trees look at acceptance by depth."""
+        """accepted / drafted: meaningful for chains; for trees see acceptance by depth."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all steps after the first over the time since it: decode speed, time to first token apart."""
-        return 1000.0 * self.decoded / self.decode_ms if self.decode_ms > 0 else 0.0
+        """Decode speed: tokens of all steps after the first over the time since the first.
+
+        If one step emitted all tokens: its tokens over the whole time.
+        """
+        tokens, ms = (self.decoded, self.decode_ms) if self.decoded else (self.emitted, self.prefill_ms)
+        return 1000.0 * tokens / ms if ms > 0 else 0.0
 
     def add(self, other: Stats) -> None:
         """Add another request's counters to these."""
@@ -206,12 +119,29 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class TokenLogprob:
-    """Log-probability of one emitted token under the raw distribution (temperature 1), and the best alternatives."""
+class Logprob:
+    """Log-probability of one token under the raw distribution (temperature 1, no penalties, nothing cut off)."""
 
-    token_id: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), best first
+    rank: int | None = None  # 1: the most likely; of equals, the lower token id
+    decoded_token: str | None = None  # None without a tokenizer
+
+
+Logprobs = dict[int, Logprob]  # of one position, by token id: the actual token, then the most likely ones in order
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """When things happened, in seconds of `time.perf_counter`."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """TTFT in seconds, once there is a token."""
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
 
 @dataclass
@@ -223,19 +153,44 @@ class Completion:
     token_ids: list[int]
     finish_reason: str | None  # "stop", "length", "cancelled", or None while it runs
     stop_reason: str | int | None  # the stop string or stop token id that ended it
-    logprobs: list[TokenLogprob] | None
+    logprobs: list[Logprobs] | None  # one entry per token; None unless asked for
     stats: Stats
     seed: int
+    metrics: RequestMetrics | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The log-probability of the whole answer; None unless `logprobs` were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(entry[token].logprob for token, entry in zip(self.token_ids, self.logprobs, strict=True))
 
 
 @dataclass
 class Output:
-    """What one prompt gave. The fields of the first choice are at hand directly; `outputs` has all n."""
+    """The result of one prompt. The properties are those of the first choice; `outputs` has all n."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[Completion]
+    prompt_logprobs: list[Logprobs | None] | None = None  # per token of the prompt; the first has none
+
+    @property
+    def finished(self) -> bool:
+        """Whether all choices are complete."""
+        return all(choice.finish_reason is not None for choice in self.outputs)
+
+    @property
+    def metrics(self) -> RequestMetrics | None:
+        """Arrival, the first token of any choice, and the last token of all."""
+        each = [choice.metrics for choice in self.outputs if choice.metrics is not None]
+        if not each:
+            return None
+        firsts = [m.first_token_time for m in each if m.first_token_time is not None]
+        lasts = [m.last_token_time for m in each if m.last_token_time is not None]
+        arrival = min(m.arrival_time for m in each)
+        return RequestMetrics(arrival, min(firsts, default=None), max(lasts, default=None))
 
     @property
     def text(self) -> str:
@@ -253,9 +208,14 @@ class Output:
         return self.outputs[0].finish_reason
 
     @property
-    def logprobs(self) -> list[TokenLogprob] | None:
+    def logprobs(self) -> list[Logprobs] | None:
         """Log-probabilities of the first choice, if asked for."""
         return self.outputs[0].logprobs
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of the whole first choice, if asked for."""
+        return self.outputs[0].cumulative_logprob
 
     @property
     def stats(self) -> Stats:
@@ -268,9 +228,9 @@ class Delta:
     """What one step added to one choice, as `LLM.stream` yields it."""
 
     index: int
-    text: str  # new text; held back while it could still become part of a stop string or of a split character
+    text: str  # new text; held back while it may be part of a stop string or of an incomplete character
     token_ids: list[int]
     origins: list[str | None]
     finish_reason: str | None = None
-    completion: Completion | None = None  # with the last delta of a choice: all of it
-    tree: TokenTree | None = None  # what was drafted in this step; `tree.walk(token_ids)` is the accepted path
+    completion: Completion | None = None  # the whole choice, with its last delta
+    trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order

@@ -1,4 +1,4 @@
-"""Data that the tiny target wrote, and short courses on it, for tests of training."""
+"""Data that the tiny target wrote, and short trainings on it, for tests of training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams
-from slipstream.train.course import Course
+from slipstream.train.config import TrainConfig
 from slipstream.train.data import ChatWriter
-from slipstream.train.run import Order
+from slipstream.train.run import TrainJob
 from tests.tiny import tiny_directory
 
 VOCAB_SIZE = 97
@@ -55,8 +55,8 @@ def written(count: int = 120, length: int = 48) -> Path:
     return place
 
 
-def order(method: str, out: Path, course: dict[str, Any] | None = None, **changes: Any) -> Order:
+def order(method: str, out: Path, course: dict[str, Any] | None = None, **changes: Any) -> TrainJob:
     """A training of a few steps, with examinations of a few tokens."""
     settled = {"steps": 6, "tokens": 512, "evaluate": 3, "save": 2, "prompts": 2, "answer": 6, "rate": 5e-3}
     asked = {"data": (written(),), "model": str(target()), "settings": {"vocabulary": 80}, **changes}
-    return Order(method, out=out, course=Course(**{**settled, **(course or {})}), **asked)
+    return TrainJob(method, out=out, config=TrainConfig(**{**settled, **(course or {})}), **asked)

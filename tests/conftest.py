@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +13,48 @@ import pytest
 import torch
 
 from slipstream.text import Tokenizer, tokenizer_from_gguf
+from tests import interpreted
+
+interpreted.choose_interpreter()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same surroundings in every shell, for what tests start as well: children inherit an ignored SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "TERMINAL_WIDTH"):
+        os.environ.pop(name, None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run: tests of a GPU, and tests of kernels without Triton."""
+    for item in items:
+        if item.get_closest_marker("gpu") and interpreted.DEVICE == "cpu" and not os.environ.get("SLIPSTREAM_EMULATE"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("kernels"):
+            if not interpreted.INSTALLED:
+                item.add_marker(pytest.mark.skip(reason="triton is not installed"))
+            elif interpreted.DEVICE == "cpu":  # NumPy warns of NaN, which the kernels are tested with
+                item.add_marker(pytest.mark.filterwarnings("ignore"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("kernels") and interpreted.INSTALLED:
+        interpreted.mend_interpreter()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> None:
     """One thread, whatever the machine has: most passes are so small that a second one would only be waited for."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def fresh_memory_is_nan() -> Iterator[None]:
+    """Tensors that nobody has written to hold NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -26,7 +66,7 @@ def same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's file; fetched once into the user's cache."""
-    from slipstream.models.builtin import DEFAULT_MODEL, fetch
+    from slipstream.models.formats.builtin import DEFAULT_MODEL, fetch
 
     return fetch(DEFAULT_MODEL)
 

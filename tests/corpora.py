@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.drafters.corpus import HEADER, Header, fingerprint
-from slipstream.drafters.corpus_build import SHARD_TOKENS, CorpusWriter
+from slipstream.drafters.retrieval.corpus import HEADER, Header, fingerprint
+from slipstream.drafters.retrieval.corpus_build import SHARD_TOKENS, CorpusWriter
 from slipstream.text import Tokenizer
 from tests.tiny import tiny_directory
 

@@ -10,7 +10,7 @@ import torch
 
 from slipstream.attention import ExactPagedAttention, LaneTiles, Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PageTable
-from slipstream.forest import geometry
+from slipstream.gpu.forest import geometry
 from slipstream.tree import TokenTree
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,7 +25,7 @@ def random_tree(chooser: random.Random, nodes: int) -> TokenTree:
 
 @dataclass
 class Pass:
-    """Sequences in shuffled pages, K/V of their own at every slot, and rows that nobody may see not a number."""
+    """Sequences in shuffled pages, their own K/V in every slot, and NaN in rows that must not be read."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -54,7 +54,7 @@ class Pass:
         return self.layer.both[:, torch.tensor(table.pages)[at // PAGE_SIZE], :, at % PAGE_SIZE].transpose(0, 1)
 
     def write(self, table: PageTable, start: int, rows: torch.Tensor) -> None:
-        """Put rows [2, slots, kv heads, size] behind each other."""
+        """Append rows [2, slots, kv heads, size]."""
         at = torch.arange(start, start + rows.shape[1])
         self.layer.both[:, torch.tensor(table.pages)[at // PAGE_SIZE], :, at % PAGE_SIZE] = rows.transpose(0, 1)
 
@@ -68,7 +68,7 @@ class Pass:
         return segment
 
     def queries(self, rows: int) -> torch.Tensor:
-        """Random ones, with room for keys and values behind them."""
+        """Random ones, with room for keys and values after them."""
         width = (self.heads + 2 * self.kv_heads) * self.size
         return (torch.randn(rows, width) * 2 * self.size**-0.5).to(DEVICE, self.dtype)
 
@@ -78,7 +78,7 @@ class Pass:
         return ExactPagedAttention(segments, *shape, DEVICE, self.softcap)(q, self.layer, self.window)
 
     def attend_lanes(self, trees: list[TokenTree], q: torch.Tensor) -> torch.Tensor:
-        """The same for trees of one size behind the committed rows of the segments, laid out as a burst does it."""
+        """The same for trees of one size after the committed rows of the segments, laid out as in a burst."""
         longest = max(len(s.table.pages) for s in self.segments)
         tables = torch.tensor([s.table.pages + [0] * (longest - len(s.table.pages)) for s in self.segments])
         parents = torch.tensor([[max(0, parent) for parent in tree.parents] for tree in trees], device=DEVICE)
@@ -86,7 +86,7 @@ class Pass:
         committed = torch.tensor([s.committed for s in self.segments], device=DEVICE)
         group = self.heads // self.kv_heads
         lanes = LaneTiles(tables.to(DEVICE, torch.int32), len(trees[0]), group, open_rows=True)
-        tiles = lanes.behind(committed, bits.flatten(0, 1), (committed[:, None] + depths).flatten())
+        tiles = lanes.after(committed, bits.flatten(0, 1), (committed[:, None] + depths).flatten())
         shape = self.heads, self.kv_heads, self.size
         return ExactPagedAttention((), *shape, DEVICE, self.softcap, tiles)(q, self.layer, self.window)
 

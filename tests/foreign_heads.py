@@ -31,7 +31,7 @@ def target_llm(speculate: str | None = None) -> LLM:
 
 @functools.cache
 def target_view() -> TargetView:
-    return target_llm().engine.drafter.target
+    return target_llm().target
 
 
 def folder(config: dict[str, Any] | None, weights: dict[str, torch.Tensor], pickled: str = "") -> Path:

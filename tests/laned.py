@@ -9,7 +9,7 @@ from slipstream import LLM, attention
 from slipstream.attention import Attention, BlockAttention, Segment, Tiles
 from slipstream.attention.tiles import COMMITTED, COUNT, OPEN, ROW, SLOT, TABLE
 from slipstream.cache import PAGE_SIZE, PageTable
-from slipstream.engine.burst import make_burst
+from slipstream.engine.burst import Burst
 from slipstream.models.decoder import Decoder
 
 
@@ -69,9 +69,15 @@ def burst_on_cpu(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, ahead: bool = Tru
     """Let an LLM decode in bursts. Without `ahead` none begins before the last one is done with."""
     monkeypatch.setattr(attention, "over_tiles", over_tiles)
     monkeypatch.setattr(Decoder, "captures", True)
-    engine = llm.engine
-    engine.burst = make_burst(llm.model, llm.cache, engine.drafter, engine.verifier)
-    assert engine.burst is not None
+    llm.engine.set_runners()
+    burst = burst_of(llm)
     if not ahead:
-        monkeypatch.setattr(engine.burst, "go_ahead", lambda launched: None)
+        monkeypatch.setattr(burst, "go_ahead", lambda launched: None)
     return llm
+
+
+def burst_of(llm: LLM) -> Burst:
+    """The bursts of the default drafter, which has some."""
+    burst = llm.burst
+    assert burst is not None
+    return burst

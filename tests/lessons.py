@@ -1,4 +1,4 @@
-"""Lessons for heads of the tiny target, and a school that is over in seconds."""
+"""Lessons for heads of the tiny target, and a training of seconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import trained
-from slipstream.drafters.head import Head, Lesson
-from slipstream.drafters.learned import LearnedDrafter, frame_of, make_head, settings_of
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Head, Lesson
+from slipstream.drafters.heads.head_drafter import LearnedDrafter, frame_of, make_head, settings_of
 from slipstream.drafters.registry import drafter_class
 from slipstream.train.teacher import Teacher
 from tests.heads import made_for
@@ -23,7 +23,7 @@ PROMPT_LEN = 118  # answers begin in the first page and end in the second
 
 
 def lesson_of(llm: LLM, texts: list[list[int]], vocab: torch.Tensor, taps: tuple[int, ...]) -> Lesson:
-    """What the target thought while it wrote these texts, all of one length."""
+    """The target's outputs while it wrote these texts, all of one length."""
     return Teacher(llm.model).lesson(torch.tensor(texts), torch.full((len(texts),), PROMPT_LEN), vocab, taps)
 
 
@@ -50,8 +50,8 @@ def saved(llm: LLM, method: str, head: Head, settings: dict[str, Any]) -> Path:
     """A head as a checkpoint."""
     place = Path(tempfile.mkdtemp(dir=_FOLDER)) / method
     weights = {name: weight.detach().clone() for name, weight in head.state_dict().items()}
-    made = trained.Trained(method, settings, made_for(llm)[1], head.frame.vocab, weights)
-    trained.save(place, made)
+    made = head_checkpoint.Trained(method, settings, made_for(llm)[1], head.frame.vocab, weights)
+    head_checkpoint.save(place, made)
     return place
 
 
@@ -78,8 +78,8 @@ def tokens_per_step(llm: LLM, speculate: dict[str, Any], texts: list[list[int]])
 
 
 def drafted_logits(llm: LLM, text: list[int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], torch.Tensor]]:
-    """Decode a text; what the drafter computed on the way behind roots and nodes: (tokens up to there, logits)."""
-    drafter = llm.engine.drafter
+    """Decode a text; the drafter's logits after roots and nodes: (tokens up to there, logits)."""
+    drafter = llm.drafter
     assert isinstance(drafter, LearnedDrafter)
     seen: list[tuple[list[int], torch.Tensor]] = []
     healthy = drafter._add_level

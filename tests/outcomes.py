@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Dice:
-    """Uniform numbers of one run of a verifier: the first ones fall as `told`, the others so that the draft stands."""
+    """Uniform numbers of one run of a verifier: the first fall as `told`, the others so that drafts are accepted."""
 
     def __init__(self, told: list[bool]) -> None:
         self._told = told
@@ -207,7 +207,7 @@ def continuation(target: Tables, said: Prefix, length: int) -> np.ndarray:
 
 
 def mean_accepted(verifier: Verifier, target: Tables, drafts: Tables, shape: Shape) -> float:
-    """The expected number of drafted tokens that stand in a step."""
+    """The expected number of drafted tokens that are accepted in a step."""
     return sum(
         likely * outcome.probability * len(outcome.nodes)
         for likely, tree in all_trees(drafts, shape)
@@ -224,7 +224,7 @@ def small_tables(depth: int) -> st.SearchStrategy[Tables]:
 
 
 def random_tables(depth: int, seed: int) -> Tables:
-    """The same, by chance and without zeros."""
+    """The same, random and without zeros."""
     generator = np.random.default_rng(seed)
     return {prefix: distribution(*generator.gamma(0.8, size=3) + 0.02) for prefix in small_prefixes(depth)}
 

@@ -25,7 +25,7 @@ POSITIONS = 3  # of the joint distribution
 LONGEST = 4  # tables know what follows prefixes up to this long
 PROMPT = 7  # tokens before the first one emitted
 ROOT_TOKEN = 0
-SAMPLES = 6_000  # twice as many as are enough to find every fault of tests/test_verify_mutations.py
+SAMPLES = 6_000  # twice as many as are enough to find every fault of tests/verify/test_verify_mutations.py
 
 Prefix = tuple[int, ...]
 Tables = dict[Prefix, torch.Tensor]  # prefix -> float64 [VOCABULARY]

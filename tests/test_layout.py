@@ -1,4 +1,4 @@
-"""The shape of the project: imports go one way, the public surface is what we say, files stay readable."""
+"""The shape of the project: imports go one way, files stay readable."""
 
 from __future__ import annotations
 
@@ -13,50 +13,26 @@ import slipstream
 from slipstream.drafters import drafter_names
 
 PACKAGE = Path(slipstream.__file__).parent
-# A module imports only from rows above its own (and from its own row).
-ORDER = [
-    "errors",
-    "folders",
-    "types",
-    "text",
-    "tree",
-    "noise",
-    "fused_kernels",
-    "fused",
-    "sampling",
-    "choice_kernels",
-    "choices",
-    "forest_kernels",
-    "forest",
-    "verify",
-    "cache",
-    "sequence",
-    "attention",
-    "native",
-    "graphs",
-    "lane_kernels",
-    "lanes",
-    "pass_kernels",
-    "passing",
-    "product_kernels",
-    "products",
-    "exact_kernels",
-    "models",
-    "drafters",
-    "policy",
-    "engine",
-    "llm",
-    "tuning",
-    "train",
-    "bench",
-    "commands",
-    "cli",
-    "__main__",
+# A room imports only from rows above its own (and from its own row).
+ROOMS = [
+    ["errors", "folders", "checks", "params", "types"],
+    ["text"],
+    ["draw", "tree_check", "tree", "noise", "sampling", "verify"],
+    ["cache", "sequence"],
+    ["policy", "inputs"],
+    ["gpu", "attention", "native"],
+    ["models"],
+    ["drafters"],
+    ["engine"],
+    ["progress_bar", "llm"],
+    ["bench", "train"],
+    ["commands"],
+    ["cli", "__main__"],
 ]
 
 
 def row(module: str) -> int:
-    return ORDER.index(module)
+    return next(number for number, rooms in enumerate(ROOMS) if module in rooms)
 
 
 def runtime_imports(tree: ast.Module) -> set[str]:
@@ -94,10 +70,18 @@ def test_no_method_is_named_outside_the_drafters() -> None:
     """The engine does not know the method."""
     methods = set(drafter_names()) - {"none"}
     for path in sources():
-        if path.relative_to(PACKAGE).parts[0] in ("drafters", "tuning", "commands", "cli.py"):
+        if path.relative_to(PACKAGE).parts[0] in ("drafters", "bench", "commands", "cli.py"):
             continue
         strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
         assert not [s for s in strings if s in methods], path
+
+
+def test_drafters_call_each_other_by_public_names() -> None:
+    """A device loop asks its drafter for nothing that only the host's half of it knows."""
+    for path in sorted((PACKAGE / "drafters").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                assert ast.unparse(node.value) in ("self", "cls", "super()"), f"{path.name}: {ast.unparse(node)}"
 
 
 def test_files_stay_readable_in_one_sitting() -> None:
@@ -105,26 +89,6 @@ def test_files_stay_readable_in_one_sitting() -> None:
         assert len(path.read_text().splitlines()) <= 400, path
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         assert len(path.read_text().splitlines()) <= 450, path
-
-
-def test_the_public_names_are_these() -> None:
-    assert slipstream.__all__ == [
-        "LLM",
-        "Completion",
-        "Delta",
-        "Output",
-        "Plan",
-        "SamplingParams",
-        "SlipstreamError",
-        "Stats",
-        "TokenLogprob",
-        "TokenTree",
-        "__version__",
-    ]
-    for name in slipstream.__all__:
-        assert getattr(slipstream, name) is not None
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = slipstream.nonsense
 
 
 def test_the_core_needs_little_more_than_torch() -> None:
@@ -141,3 +105,10 @@ print(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1))[0].token_i
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert result.returncode == 0, result.stderr
+
+
+def test_every_module_has_its_line_in_the_architecture() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    missing = [str(path.relative_to(PACKAGE)) for path in sources() if path.name != "__init__.py"]
+    missing = [module for module in missing if f"{Path(module).name}`" not in page]
+    assert not missing

@@ -1,4 +1,4 @@
-"""The README's commands and snippets run as they stand there."""
+"""The README's commands and snippets run unchanged."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from benchmarks.twin import transformers_twin
 from benchmarks.workloads import EDIT, STORY, SUMMARY
 from slipstream import LLM, SamplingParams
 from slipstream.attention import tree_segment
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.sequence import TARGET
 from slipstream.tree import TokenTree
 

@@ -9,15 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tokenizers
 import torch
 from safetensors.torch import save_file
 
-from slipstream import LLM
+from slipstream import LLM, SamplingParams
 from slipstream.models.config import ModelConfig
+from slipstream.models.decoder import Decoder
 from slipstream.models.shapes import expected_shape
+from slipstream.types import Output
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="slipstream-tiny-"))
+_CAPTURES = Decoder.__dict__["captures"]  # as it is where no test has changed it
+_PLAIN: dict[str, list[Output]] = {}
 
 _HF_NAMES = {
     "attn_norm": "input_layernorm.weight",
@@ -116,6 +121,16 @@ def tiny_llm(
         verifier=verifier,
         **kwargs,
     )
+
+
+def plain_answers(prompts: Any, how: SamplingParams | list[SamplingParams], **options: Any) -> list[Output]:
+    """What `tiny_llm(**options)` answers plainly, step by step. Asked once for all tests: not to be written to."""
+    key = repr((prompts, how, sorted(options.items())))
+    if key not in _PLAIN:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Decoder, "captures", _CAPTURES)
+            _PLAIN[key] = tiny_llm(**options).generate(prompts, how)
+    return _PLAIN[key]
 
 
 def tiny_draft(speculate: Any, vocab_size: int = 97) -> Any:

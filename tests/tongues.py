@@ -1,4 +1,4 @@
-"""Tokenizers of every kind, and models that speak in them."""
+"""Tokenizers of every kind, and models with them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Bodies: big models that compute what a small one computes, to measure large models with real acceptance.
 
-Large weights are not at hand on every machine, and random ones accept nothing. A body has the shapes of a large model,
-and so its cost, and in float32 the logits of the small model inside it, so that drafts are accepted as often as there.
+Large weights are not available on every machine, and drafts for random ones are never accepted. A body has the shapes
+of a large model, and so its cost, and in float32 the logits of the small model inside it, so that acceptance is the
+same.
 
     llm = LLM(bodies.make("8b"), speculate="suffix")
 
-A body is a checkpoint like any other: weights are made when the loader asks for them, one at a time, on the device.
+A body is a checkpoint like any other: weights are made when the loader reads them, one at a time, on the device.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from pathlib import Path
 
 import torch
 
-from slipstream.bench.body_shapes import CODES, SHAPES, SIGNALS, BodyShape, layer_order
-from slipstream.bench.placing import SPREAD, Placing
+from benchmarks.bodies.placing import SPREAD, Placing
+from benchmarks.bodies.shapes import CODES, SHAPES, SIGNALS, BodyShape, layer_order
 from slipstream.errors import unknown_choice
-from slipstream.models.builtin import DEFAULT_MODEL
-from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.decoder import Decoder
+from slipstream.models.formats.builtin import DEFAULT_MODEL
+from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.models.load import choose_device, choose_dtype
-from slipstream.models.loader import open_checkpoint
 from slipstream.models.shapes import expected_shape
 from slipstream.text import Tokenizer
 
-_LOUD = 2.0**15  # the largest power of two that every type of numbers holds
+_LOUD = 2.0**15  # the largest power of two in every dtype
 
 
 def make(
@@ -47,10 +48,10 @@ def make(
 
 
 class BodyCheckpoint:
-    """A Checkpoint of a size of its own whose weights are another one's, placed among zeros and random numbers.
+    """A Checkpoint whose weights are those of a smaller one, placed among zeros and random numbers.
 
     Extra tokens are twins of real ones: the same embedding, and the same row of the output matrix except for a large
-    negative number where the hidden state has its constant signal. So they are never as likely as their twins.
+    negative number at the constant signal of the hidden state. So they are always less likely than their twins.
     """
 
     mtp: tuple[str, ...] = ()
@@ -66,11 +67,11 @@ class BodyCheckpoint:
 
     @cached_property
     def source_fingerprint(self) -> str:
-        """Of the small model: what was trained for it can be widened to fit the body."""
+        """The small model's fingerprint: what was trained for it can be widened to fit the body."""
         return Decoder(self.source, torch.float32, "cpu").fingerprint
 
     def tokenizer(self) -> Tokenizer | None:
-        """The small model's; it knows nothing of extra tokens."""
+        """The small model's tokenizer, without the extra tokens."""
         return self.source.tokenizer()
 
     def weight(self, name: str) -> torch.Tensor:
@@ -107,7 +108,7 @@ class BodyCheckpoint:
 
     @property
     def _twins(self) -> torch.Tensor:
-        """The real token that each token is or doubles, [vocab]."""
+        """The real token of each token or twin, [vocab]."""
         return torch.arange(self.config.vocab_size, device=self.placing.device) % self.source.config.vocab_size
 
     def _embed(self) -> torch.Tensor:
@@ -133,8 +134,8 @@ class BodyCheckpoint:
     def _router(self, name: str) -> torch.Tensor:
         """Experts by the token's code: another random choice for every token in every layer.
 
-        Hidden states of a real model have much in common. Random rows that read those would prefer some experts, and a
-        pass would read fewer of them than it does in a model that was trained to use all.
+        Hidden states of a real model have much in common. A random router on those would prefer some experts, and a
+        pass would read fewer of them than in a model with balanced experts.
         """
         place = self.placing
         rows = place.zeros(self.config.experts, place.wide)

@@ -1,8 +1,8 @@
-"""Where the numbers of a small model lie in a big one, and what stands beside them.
+"""Where the weights of a small model are in a big one, and what surrounds them.
 
-The small model's hidden state is the first part of the big one's; behind it there are zeros, and at the very end a few
-*signals* that no weight of the small model reads. What reads zeros, or writes what nobody reads, is filled with random
-numbers: a product with zeros costs as much, but nobody has to believe that.
+The small model's hidden state is the first part of the big one's; zeros follow, and at the very end a few *signals*
+that no weight of the small model reads. Weights that read zeros, or write what is never read, are random: products with
+zeros could be suspected of being cheaper.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from zlib import crc32
 
 import torch
 
-from slipstream.bench.body_shapes import SIGNALS
+from benchmarks.bodies.shapes import SIGNALS
 from slipstream.models.config import ModelConfig
 
-SPREAD = 0.02  # standard deviation of what fills up
-_QUIET = 1024  # the signals add at most this part of its eps to a norm
+SPREAD = 0.02  # standard deviation of random weights
+_QUIET = 1024  # the signals add at most 1 / _QUIET of its eps to a norm
 
 
 class Placing:
@@ -29,13 +29,13 @@ class Placing:
         self.dtype = dtype
         self._seed = seed
         self.narrow, self.wide = small.hidden_size, big.hidden_size
-        # An RMS norm takes its mean over more dimensions, so what comes out is larger by the inverse of this.
+        # An RMS norm takes its mean over more dimensions, so its output is larger by the inverse of this.
         self.root = math.sqrt(self.narrow / self.wide)
         loudest = math.sqrt(small.norm_eps * self.narrow / (_QUIET * SIGNALS))
-        self.signal = 2.0 ** math.floor(math.log2(loudest))  # a power of two is the same in every type
+        self.signal = 2.0 ** math.floor(math.log2(loudest))  # a power of two is exact in every dtype
 
     def ready(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight on the device, in the type asked for."""
+        """The weight on the device, in the requested dtype."""
         return weight.to(self.device, self.dtype)
 
     def zeros(self, *shape: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ class Placing:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def noise(self, name: str, *shape: int) -> torch.Tensor:
-        """Random numbers on the device, the same for the same name."""
+        """Random numbers on the device, deterministic by name."""
         generator = torch.Generator(self.device).manual_seed(crc32(f"{self._seed} {name}".encode()))
         empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         return empty.normal_(0.0, SPREAD, generator=generator)
@@ -55,7 +55,7 @@ class Placing:
         return widened.flatten()
 
     def padded(self, weight: torch.Tensor) -> torch.Tensor:
-        """Hidden states, n side by side, [..., n * narrow] -> [..., n * wide]: zeros behind each."""
+        """Hidden states, n side by side, [..., n * narrow] -> [..., n * wide]: zeros after each."""
         states = self.ready(weight).unflatten(-1, (-1, self.narrow))
         return torch.nn.functional.pad(states, (0, self.wide - self.narrow)).flatten(-2)
 
@@ -64,7 +64,7 @@ class Placing:
     ) -> torch.Tensor:
         """A matrix that reads n hidden states side by side, [outputs, n * narrow] -> [rows, n * wide].
 
-        The outputs are found at `places`; at `silent` there are zeros, and all others are random.
+        The outputs are at `places`; at `silent` there are zeros, and all others are random.
         """
         widened = self.noise(name, rows, weight.shape[1] // self.narrow, self.wide)
         widened[:, :, self.wide - SIGNALS :] = 0.0
@@ -86,8 +86,8 @@ class Placing:
     ) -> torch.Tensor:
         """The matrix of q.
 
-        Scores are divided by the root of the head size, which is larger now. Dimensions that the small model's heads
-        have not are 0 in q, and so do not count, whatever k has there.
+        Scores are divided by the root of the head size, which is larger now. Extra dimensions are 0 in q, and so do not
+        count, whatever k has there.
         """
         size = big.head_dim
         places = head_places(small, big, keys=False, adjacent=adjacent)[: len(weight)]
@@ -106,17 +106,17 @@ class Placing:
     def mixed(
         self, weight: torch.Tensor, small: ModelConfig, big: ModelConfig, *, adjacent: bool = False
     ) -> torch.Tensor:
-        """The matrix behind attention."""
+        """The output matrix of attention."""
         places = head_places(small, big, keys=False, adjacent=adjacent)[: weight.shape[1]]
         return self.writes(weight, big.heads * big.head_dim, places)
 
 
 def head_places(small: ModelConfig, big: ModelConfig, *, keys: bool, adjacent: bool = False) -> torch.Tensor:
-    """Where the dimensions of all heads lie in the big model's, [heads * head size] (of K and V: `keys`).
+    """Where the dimensions of all heads are in the big model's, [heads * head size] (of K and V: `keys`).
 
-    A query head stays with its KV head. A head's pairs of dimensions that turn together keep their frequency: with the
-    base of the rotation kept, pair i of a head is pair r * i of one that is r times as large. The two of a pair lie
-    half a head apart or, as in trained layers, side by side (`adjacent`).
+    A query head stays with its KV head. Rotated pairs of dimensions keep their frequency: with the base of the rotation
+    kept, pair i of a head is pair r * i of one that is r times as large. The two of a pair are half a head apart or, as
+    in trained layers, adjacent (`adjacent`).
     """
     size, wide = small.head_dim, big.head_dim
     dimension = torch.arange(size)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 
-CODES = 64  # dimensions in which tokens differ at random: a mixture's experts are chosen by them
-SIGNALS = CODES + 1  # the last dimensions of a body's hidden states: the codes, and one that never changes
+CODES = 64  # dimensions of random token codes: an MoE's experts are chosen by them
+SIGNALS = CODES + 1  # the last dimensions of a body's hidden states: the codes, and a constant one
 
-# What a body has no place for, by the names of ModelConfig: each must be as it is by default.
+# Features that a body cannot have, by the names of ModelConfig: each must have its default value.
 _REFUSED = (
     *("qkv_bias", "qkv_clip", "qk_norm", "query_scale", "attention_softcap", "rope_local_theta"),
     *("post_norms", "embed_scale", "logit_softcap", "experts"),
@@ -19,7 +19,7 @@ _REFUSED = (
 
 @dataclass(frozen=True)
 class BodyShape:
-    """The size of a body; words as in ModelConfig. A mixture's `intermediate_size` is that of its drafters' MLPs."""
+    """The size of a body; names as in ModelConfig. An MoE's `intermediate_size` is that of its drafters' MLPs."""
 
     hidden_size: int
     layers: int
@@ -33,11 +33,11 @@ class BodyShape:
     expert_size: int = 0
 
     def around(self, small: ModelConfig, name: str) -> ModelConfig:
-        """The config of a body of this size around a small model, or an OptionError that says what does not fit."""
+        """The config of a body of this size around a small model; OptionError if it does not fit."""
         self._require(small, name)
         order = layer_order(small.layers, self.layers)
         windows = tuple(None if layer is None else small.window(layer) for layer in order)
-        finer = self.head_dim // small.head_dim  # where the small model has one frequency
+        finer = self.head_dim // small.head_dim  # the small model has every `finer`-th frequency
         return replace(
             small,
             **vars(self),
@@ -45,7 +45,7 @@ class BodyShape:
             norm_eps=small.norm_eps * small.hidden_size / self.hidden_size,
             windows=windows if small.windows else (),
             tied_head=False,  # the rows of extra tokens are no embeddings
-            norm_topk=True,  # shares of experts that all say the same must sum to 1
+            norm_topk=True,  # all experts have the same output, so their shares must sum to 1
             mtp_layers=0,
         )
 
@@ -83,8 +83,8 @@ SHAPES = {
 def layer_order(small: int, big: int) -> tuple[int | None, ...]:
     """Which of the small model's layers each layer of a body is; None: an idle one, which adds nothing.
 
-    Heads that read low, middle and high layers find them by a rule of the number of layers. Idle layers stand where,
-    by that rule, a body's layers give the hidden states that the small model's gave.
+    Heads that read low, middle and high layers find them by a rule of the number of layers. Idle layers are placed so
+    that, by that rule, a body's layers give the hidden states that the small model's gave.
     """
     order: list[int | None] = []
     done, idle = 0, big - small

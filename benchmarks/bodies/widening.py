@@ -1,7 +1,7 @@
-"""Drafters that were trained for a small model, widened to fit a body of it: the same guesses at a large model's cost.
+"""Drafters trained for a small model, widened to fit a body of it: the same drafts at a large model's cost.
 
-A head is widened weight by weight, as its target was. Layers of heads (`HeadLayer`) are known by their class, the other
-weights by their names; a weight of an unknown name is refused.
+A head is widened weight by weight, like its target. Layers of heads (`HeadLayer`) are recognised by their class, the
+other weights by their names; an unknown name is refused.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from slipstream.bench.bodies import BodyCheckpoint
-from slipstream.bench.placing import Placing
-from slipstream.drafters.head import Frame, Head
-from slipstream.drafters.head_layer import HeadLayer
-from slipstream.drafters.learned import LearnedDrafter, unfilled_head
+from benchmarks.bodies.bodies import BodyCheckpoint
+from benchmarks.bodies.placing import Placing
+from slipstream.drafters.heads.head import Frame, Head
+from slipstream.drafters.heads.head_checkpoint import Made, Trained
+from slipstream.drafters.heads.head_drafter import LearnedDrafter, unfilled_head
+from slipstream.drafters.heads.head_layer import HeadLayer
 from slipstream.drafters.registry import drafter_class
-from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 
 
 def widened(drafter: Trained, body: BodyCheckpoint, fingerprint: str) -> Trained:
-    """The drafter for a body, drafting what it drafts for the body's source. `fingerprint`: the loaded body's.
+    """The drafter for a body, with the drafts that it makes for the body's source. `fingerprint`: the loaded body's.
 
     Weights are on the body's device and in its dtype. MLPs grow with the target's, attention takes the target's shape;
-    what the settings fix as a number of their own (a reduced vocabulary, ranks, shapes of foreign heads) stays.
+    absolute numbers in the settings (a reduced vocabulary, ranks, shapes of foreign heads) stay.
     """
     kind = drafter_class(drafter.method)
     if not issubclass(kind, LearnedDrafter):
@@ -63,7 +63,7 @@ def _shape(weights: Mapping[str, torch.Tensor], name: str) -> torch.Size | None:
 def _outline(
     kind: type[LearnedDrafter[Any]], settings: dict[str, Any], config: ModelConfig, vocab: torch.Tensor
 ) -> Head:
-    """A head without numbers: its shapes and what it reads."""
+    """A head without weights: its shapes and what it reads."""
 
     def unknown(_: object) -> NoReturn:
         raise AssertionError("an outline is never run")
@@ -89,7 +89,7 @@ def _settings(settings: dict[str, Any], small: Head, body: BodyCheckpoint) -> di
 
 
 def _require_same_states(method: str, small: Head, big: Head, body: BodyCheckpoint) -> None:
-    """Refuse a head that, by a rule of its own, would read other hidden states of the body than it has learnt."""
+    """Refuse a head that, by its own rule, would read other hidden states of the body than it was trained on."""
     read = [max(layer for layer in body.order[: tap + 1] if layer is not None) for tap in big.taps]
     if read != list(small.taps):
         raise OptionError(
@@ -133,21 +133,21 @@ class _Widening:
             elif word in self._ways:
                 weights[name] = self._ways[word](name, weight)
             else:
-                raise OptionError(f"the {drafter.method} drafter cannot be widened: nobody knows what {name} is")
+                raise OptionError(f"the {drafter.method} drafter cannot be widened: {name} is unknown")
         return weights
 
     def _inside(self) -> torch.Tensor:
         return torch.arange(self._place.narrow)
 
     def _joined(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """Hidden states side by side -> a hidden state, which has zeros where the small model's has nothing."""
+        """Hidden states side by side -> a hidden state, with zeros in the extra dimensions."""
         place = self._place
         return place.reads(name, weight, place.wide, self._inside(), torch.arange(place.narrow, place.wide))
 
     def _entered(self, name: str, weight: torch.Tensor) -> torch.Tensor:
         """A hidden state -> several, one below the other, of which only `_left` reads.
 
-        What may stand beside the hidden state has passed a norm that has no weight to make up for the width.
+        Other inputs beside the hidden state have passed a norm without a weight that could compensate the width.
         """
         place = self._place
         hidden, *beside = weight.split(place.narrow, 1)
@@ -165,7 +165,7 @@ class _Widening:
         return self._place.reads(name, weight, len(weight), torch.arange(len(weight)))
 
     def _linked(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The same behind a norm that has no weight to make up for the width."""
+        """The same after a norm without a weight that could compensate the width."""
         return self._read(name, weight * self._place.root)
 
     def _of_layer(self, name: str, weight: torch.Tensor, narrow: HeadLayer, wide: nn.Module) -> torch.Tensor:

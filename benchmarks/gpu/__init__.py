@@ -1,1 +1,1 @@
-"""One GPU: our plain decoding and every drafter, transformers, and the matrix products alone as the floor."""
+"""One GPU: our plain decoding and every drafter, transformers, and the GEMMs alone as the floor."""

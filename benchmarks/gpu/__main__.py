@@ -4,9 +4,9 @@
                              [--drafters eagle3 mtp ...] [--foreign MODEL] [--questions FILE] [--each 2] [--tokens 160]
                              [--json FILE]
 
-A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it
-was not there to be measured. A line tells each figure when it is there; the table comes at the end, without the figures
-of `profile`. The JSON file has all of them.
+A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it is
+not installed there. Each figure is printed when it is measured; the table comes at the end, without the figures of
+`profile`. The JSON file has all of them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.bodies import bodies
+from benchmarks.bodies.widening import widened
 from benchmarks.gpu import answers, companions, floor, hf, profile, steps
 from benchmarks.gpu.table import table
 from slipstream import LLM
-from slipstream.bench import bodies
-from slipstream.bench.widening import widened
-from slipstream.drafters import trained, tuned
+from slipstream.drafters import tuned
+from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.layer_skip import format_layers, parse_layers
-from slipstream.models.loader import open_model
+from slipstream.models.formats.resolve import open_model
 
 PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model", "kangaroo")
@@ -39,7 +40,7 @@ ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (512, 2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
-# Trees that may suit a batch as well as those that it gets by itself.
+# Trees that may suit a batch as well as the default ones.
 _SHAPES = {
     16: (",nodes=15,depth=5",),
     64: (",nodes=2,depth=2,branch=1",),
@@ -50,7 +51,7 @@ WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
 
 @dataclass
 class Run:
-    """What is measured, and what has been."""
+    """The settings, and the figures so far."""
 
     llm: LLM
     body: bodies.BodyCheckpoint
@@ -62,13 +63,13 @@ class Run:
     began: float = field(default_factory=time.perf_counter)
 
     def note(self, part: str, row: Any) -> None:
-        """Keep a figure, and say it and when it came."""
+        """Store a figure, and print it with the time."""
         self.found.setdefault(part, []).append(asdict(row))
         print(f"{time.perf_counter() - self.began:4.0f} s  {part}: {_line(asdict(row))}", flush=True)
 
     def prompts(self, count: int) -> list[list[int]]:
-        """Token ids of so many questions, over and over."""
-        texts = [self.llm._chat_prompt([{"role": "user", "content": text}]) for _, text in self.asked]
+        """Token ids of `count` questions, repeated as needed."""
+        texts = [self.llm.get_tokenizer().encode_chat([{"role": "user", "content": text}]) for _, text in self.asked]
         return [list(texts[i % len(texts)]) for i in range(count)]
 
     @cached_property
@@ -79,18 +80,18 @@ class Run:
 
     @cached_property
     def context(self) -> int:
-        """Tokens that stand before a step, on the average of all answers."""
+        """Tokens before a step, on average over all answers."""
         return round(sum(map(len, self.prompts(len(self.asked)))) / len(self.asked) + self.tokens / 2)
 
     @property
     def joined(self) -> list[str]:
-        """`suffix` beside the drafter that it joins on the device."""
+        """`suffix` with the drafter that it joins on the device."""
         return [f"suffix+{self.drafters['eagle3']}"] if "eagle3" in self.drafters else []
 
     def on_device(self, drafter: str) -> bool:
-        """Whether it drafts in rounds on the device, and not by the host."""
+        """Whether it drafts in rounds on the device, and not on the host."""
         self.llm.use(drafter)
-        return self.llm.engine.burst is not None
+        return self.llm.burst is not None
 
     def floor(self) -> None:
         model: Any = self.llm.model
@@ -119,8 +120,8 @@ class Run:
         taught, untaught = (*self.drafters.values(), *self.joined), (*UNTAUGHT, *skipping(self.body))
         for spec in ("none", *taught, *untaught, *self.companions()):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
-            # Rounds of `suffix` are of two kinds, plain ones and those with a chain.
-            whole = spec == "suffix" or self.llm.engine.burst is None
+            # `suffix` has two kinds of rounds: plain ones and those with a chain.
+            whole = spec == "suffix" or self.llm.burst is None
             halves = None if whole else steps.step(self.llm, spec, self.context)
             self.note("answers", found.report(plain).beside(halves, self.weights))
             plain = plain or found
@@ -148,7 +149,7 @@ class Run:
 
 
 def skipping(body: bodies.BodyCheckpoint) -> list[str]:
-    """`layer_skip` without those layers of the body that the small model can spare, where that is known."""
+    """`layer_skip` without the layers that the small model can skip, if known."""
     found = tuned.find("layer_skip", body.source_fingerprint)
     if found is None:
         return []
@@ -161,20 +162,20 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _places(body: bodies.BodyCheckpoint, names: list[str]) -> dict[str, Path]:
-    """Where the shipped drafters lie, or others given as METHOD=DIRECTORY."""
+    """The directories of the shipped drafters, or others given as METHOD=DIRECTORY."""
     given = {name: Path(directory) if directory else None for name, _, directory in (n.partition("=") for n in names)}
-    return {name: place or trained.own(name, body.source_fingerprint) for name, place in given.items()}
+    return {name: place or head_checkpoint.own(name, body.source_fingerprint) for name, place in given.items()}
 
 
 def _widened(llm: LLM, body: bodies.BodyCheckpoint, places: dict[str, Path], folder: Path) -> dict[str, str]:
-    """These drafters at the body's width, as `use` takes them."""
+    """These drafters, widened for the body, as `use` takes them."""
     for name, place in places.items():
-        trained.save(folder / name, widened(trained.load(place), body, llm.model.fingerprint))
+        head_checkpoint.save(folder / name, widened(head_checkpoint.load(place), body, llm.model.fingerprint))
     return {name: f"{name}:checkpoint={folder / name}" for name in places}
 
 
 def measure(run: Run, parts: list[str], title: str, file: Path | None) -> None:
-    """All parts in their order. Whatever ends them, the table is printed, and the file has all that came before."""
+    """All parts in order. However they end, the table is printed, and the file has all figures so far."""
 
     def save() -> None:
         if file:
@@ -183,7 +184,7 @@ def measure(run: Run, parts: list[str], title: str, file: Path | None) -> None:
     try:
         for part in parts:
             getattr(run, part)()
-            save()  # a command that is killed has no end of its own
+            save()  # the process may be killed
     finally:
         print(f"\n{title}\n\n{table(run.found)}")
         save()
@@ -205,16 +206,15 @@ def main() -> None:
     if given.json and not given.json.absolute().parent.is_dir():
         parser.error(f"--json {given.json}: there is no such directory")
     if given.foreign:
-        open_model(given.foreign)  # a misspelt one is told now, not after minutes
+        open_model(given.foreign)  # fail now, not after minutes
     elif "answers" in given.parts:
         print("no foreign_draft: --foreign names a model of another vocabulary for it", flush=True)
     began = time.perf_counter()
     body = bodies.make(given.body, dtype="bfloat16", device="cuda")
-    body.config = replace(
-        body.config, context=CONTEXTS[-1] + 768
-    )  # longer than the mind was made for: it costs the same
+    # Longer than the small model's context: it costs the same.
+    body.config = replace(body.config, context=CONTEXTS[-1] + 768)
     llm = LLM(body, speculate=None, dtype="bfloat16", device="cuda", max_num_seqs=BATCHES[-1], cache_tokens=_CACHE)
-    title = f"{body.name}, bfloat16, {torch.cuda.get_device_name()}; vLLM was not there to be measured"
+    title = f"{body.name}, bfloat16, {torch.cuda.get_device_name()}; vLLM is not measured"
     print(f"{title} (loaded in {time.perf_counter() - began:.0f} s)", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         places = _places(body, given.drafters)

@@ -21,19 +21,19 @@ class Answered:
 
     drafter: str
     tok_s: float
-    structured: float  # tokens a second where the answers are code, sums and the like
+    structured: float  # tokens a second for code, maths and the like
     tokens_per_step: float
-    step_ms: float  # by the clock, of all steps but the first of each answer
+    step_ms: float  # wall clock, of all steps but the first of each answer
     by_task: dict[str, float]  # tokens a second
-    same_as_plain: float | None = None  # of all tokens, those before an answer's first difference
-    worst: float | None = None  # the slowest question's tokens a second over those of plain decoding
-    draft_ms: float | None = None  # of a step: what the device takes for this half behind as much context
+    same_as_plain: float | None = None  # share of all tokens before an answer's first difference
+    worst: float | None = None  # the slowest question's tokens per second over plain decoding's
+    draft_ms: float | None = None  # of a step: device time of this half after as much context
     verify_ms: float | None = None
-    rest_ms: float | None = None  # what the clock has beyond both: the host, and all that waits for it
-    gb_per_s: float | None = None  # of the target's weights, of which a step reads once what a lone row does
+    rest_ms: float | None = None  # wall clock minus both: the host, and waiting for it
+    gb_per_s: float | None = None  # of the target's weights; a step reads them once
 
     def beside(self, halves: Step | None, weights: int) -> Answered:
-        """With the parts of a step, where there are such, and the bytes of weights that a row reads."""
+        """With the parts of a step, if known, and the bytes of weights that a row reads."""
         speed = weights / self.step_ms / 1e6
         if halves is None:
             return replace(self, gb_per_s=speed)
@@ -61,7 +61,7 @@ class Answers:
     tasks: list[str]
 
     def report(self, plain: Answers | None) -> Answered:
-        """The figures, beside plain decoding if that is another."""
+        """The figures, with plain decoding for comparison if that is another."""
         by_task: dict[str, list[Stats]] = defaultdict(list)
         for task, stats in zip(self.tasks, self.stats, strict=True):
             by_task[task].append(stats)
@@ -88,7 +88,7 @@ def answer(llm: LLM, drafter: str, asked: list[tuple[str, str]], tokens: int) ->
         how = SamplingParams(temperature=0.0, max_tokens=length)
         return [llm.chat([{"role": "user", "content": greeting + text}], how)[0] for _, text in asked]
 
-    answers("Well. ", _BRIEF)  # prompts of such lengths make the library load kernels, which takes its time once
+    answers("Well. ", _BRIEF)  # warm-up: prompts of new lengths make the library load kernels
     outputs = answers("", tokens)
     return Answers(drafter, [o.token_ids for o in outputs], [o.stats for o in outputs], [task for task, _ in asked])
 
@@ -101,7 +101,7 @@ def _sum(stats: list[Stats]) -> Stats:
 
 
 def agreeing(one: list[int], other: list[int]) -> int:
-    """How many tokens two answers have in common before they part."""
+    """How many tokens two answers have in common before they diverge."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

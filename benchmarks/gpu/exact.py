@@ -1,11 +1,11 @@
-"""`exact` on a GPU: are texts the same bit for bit with any drafter, alone and in a batch, and what does that cost?
+"""`exact` on a GPU: are texts bitwise the same with any drafter, alone and in a batch, and what does that cost?
 
     python -m benchmarks.gpu.exact [--tokens 100000] [--drafters eagle3 medusa ...] [-m MODEL] [--dtype bfloat16]
 
 Every prompt of the workload is answered greedily by plain decoding, one after the other, and then again in every other
-way: plainly in a batch, and with each drafter, in a batch and (some) alone, until so many tokens have been compared.
+way: plainly in a batch, and with each drafter, in a batch and (some) alone, until `--tokens` tokens have been compared.
 The exit code is 1 if an answer differs. The same without `exact` follows, for one round and with the first drafter
-only: how many answers part there, how nearly tied the two tokens were, and how much faster plain decoding is.
+only: how many answers diverge, how nearly tied the two tokens were, and how much faster plain decoding is.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import torch
 from benchmarks.gpu.answers import Answers, agreeing, answer, questions
 from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from slipstream import LLM, SamplingParams
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 
 DRAFTERS = ("suffix", "eagle3", "medusa")
 WORKLOAD = Path(__file__).parents[1] / "workload.jsonl"
 
-_ALONE = 4  # of so many questions one is asked alone as well: a batch is read many times as fast
+_ALONE = 4  # one in so many questions is asked alone as well: a batch is many times as fast
 
 Asked = list[tuple[str, str]]  # task and text
 
 
 @dataclass
 class Tally:
-    """What has been compared."""
+    """The result of comparisons."""
 
     answers: int = 0
     tokens: int = 0  # of plain answers, up to the first difference of each
     differences: int = 0  # answers that are not the plain ones
-    ties: NearTies = field(default_factory=NearTies)  # where they part
+    ties: NearTies = field(default_factory=NearTies)  # where they diverge
 
     def add(self, expected: list[list[int]], found: list[list[int]]) -> int:
         """Compare answers; returns how many differ."""
@@ -62,7 +62,7 @@ def together(llm: LLM, drafter: str, asked: Asked, length: int) -> list[list[int
 
 
 def other_ways(llm: LLM, drafters: list[str], asked: Asked, length: int) -> Iterator[tuple[str, list[list[int]], int]]:
-    """The answers again, in every way but plainly and alone; and of how many questions in a row the first was asked."""
+    """The answers in every other way, with the stride of the questions that were asked."""
     yield "none, in a batch", together(llm, "none", asked, length), 1
     for drafter in drafters:
         yield f"{drafter}, in a batch", together(llm, drafter, asked, length), 1
@@ -70,9 +70,9 @@ def other_ways(llm: LLM, drafters: list[str], asked: Asked, length: int) -> Iter
 
 
 def one_round(llm: LLM, drafters: list[str], asked: Asked, length: int, tally: Tally, enough: int) -> Answers:
-    """Compare until there is enough; returns the plain answers."""
+    """Compare until there are enough tokens; returns the plain answers."""
     plain = answer(llm, "none", asked, length)
-    prompts = [list(llm._chat_prompt([{"role": "user", "content": text}])) for _, text in asked]
+    prompts = [list(llm.get_tokenizer().encode_chat([{"role": "user", "content": text}])) for _, text in asked]
     for way, found, every in other_ways(llm, drafters, asked, length):
         expected = plain.tokens[::every]
         differing = tally.add(expected, found)

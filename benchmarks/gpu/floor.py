@@ -1,4 +1,4 @@
-"""The floor of a step: the matrix products of the model, one after the other in one graph, and nothing else."""
+"""The floor of a step: the GEMMs of the model, one after the other in one graph, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 
 from benchmarks.gpu.timing import captured, device_ms
 from slipstream.models.decoder import Decoder
-from slipstream.models.gpu_mixture import GroupedMixture
-from slipstream.models.linear import Linear, PlainLinear
-from slipstream.models.mlp import MLP, DenseMLP
+from slipstream.models.layers.gpu_mixture import GroupedMixture
+from slipstream.models.layers.linear import Linear, PlainLinear
+from slipstream.models.layers.mlp import MLP, DenseMLP
 
-Product = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # and the rows that it is given
+Product = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # and its input
 
 
 @dataclass(frozen=True)
 class Floor:
-    """One number of rows."""
+    """The time for one number of rows."""
 
     rows: int
     ms: float
-    gb_per_s: float  # of weights that were read
+    gb_per_s: float  # of weights read
 
 
 def floor(model: Decoder, rows: int) -> Floor:
-    """The products over so many rows. Those of a mixture are the library's, over the rows that chose each expert."""
+    """The GEMMs over `rows` rows. Those of an MoE are the library's, over the rows that chose each expert."""
     with torch.inference_mode():
         work = _products(model, rows)
 
@@ -45,7 +45,7 @@ def weights_of_a_row(model: Decoder) -> int:
 
 
 def _products(model: Decoder, rows: int) -> list[Product]:
-    """All products of a pass over so many random rows."""
+    """All GEMMs of a pass over `rows` random rows."""
     config = model.config
 
     def some(width: int) -> torch.Tensor:
@@ -59,12 +59,12 @@ def _products(model: Decoder, rows: int) -> list[Product]:
 
 
 def _read(work: list[Product]) -> int:
-    """What products read, their rows left out: a matrix has as many numbers as an output times an input."""
+    """Weights that GEMMs read: outputs times inputs."""
     return sum(product(given).shape[1] * given.shape[1] * given.element_size() for product, given in work)
 
 
 def _of_mlp(mlp: MLP, x: torch.Tensor) -> list[Product]:
-    """The products of an MLP over rows [rows, width]."""
+    """The GEMMs of an MLP over rows [rows, width]."""
     if isinstance(mlp, DenseMLP):
         return _gated(mlp.gate_up, mlp.down, x)
     assert isinstance(mlp, GroupedMixture)
@@ -77,5 +77,5 @@ def _of_mlp(mlp: MLP, x: torch.Tensor) -> list[Product]:
 
 
 def _gated(gate_up: Linear, down: Linear, x: torch.Tensor) -> list[Product]:
-    """Both products; the gates may stand open, it costs the same."""
+    """Both GEMMs, without the gates, which do not change their cost."""
     return [(gate_up, x), (down, gate_up(x).chunk(2, 1)[1].contiguous())]

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from slipstream.bench.bodies import BodyCheckpoint
-from slipstream.bench.body_shapes import BodyShape
+from benchmarks.bodies.bodies import BodyCheckpoint
+from benchmarks.bodies.shapes import BodyShape
+from slipstream.models.formats.hf_render import rendered_config
 from slipstream.models.shapes import weight_names
-from slipstream.train.hf_render import rendered_config
-from slipstream.train.merged_model import hf_name
+from slipstream.train.joint.merged_model import hf_name
 
-# The mind alone in the smallest body of the same vocabulary: what a user would take as an assistant.
+# The small model in the smallest body of the same vocabulary: what a user would take as an assistant.
 ASSISTANT = BodyShape(768, 30, 12, 3, 64, 1536, 128_256)
 
 
@@ -45,13 +45,13 @@ def hf_model(body: BodyCheckpoint, dtype: torch.dtype) -> Any:
 
 
 def peers(body: BodyCheckpoint, dtype: torch.dtype, prompts: list[list[int]], tokens: int) -> list[Peer]:
-    """transformers' ways, greedy, one prompt after the other; the time to the first token is left out."""
+    """The decoding modes of transformers, greedy, one prompt after the other, without the time to the first token."""
     model = hf_model(body, dtype)
     assistant = hf_model(BodyCheckpoint(body.source, "assistant", ASSISTANT, "cuda", dtype), dtype)
     ways: dict[str, dict[str, Any]] = {
         "transformers, plain": {},
         "transformers, prompt lookup": {"prompt_lookup_num_tokens": 10},
-        "transformers, assisted by the mind in 0.3B": {"assistant_model": assistant},
+        "transformers, assisted by a 0.3B body": {"assistant_model": assistant},
     }
     return [Peer(name, _speed(model, prompts, tokens, options)) for name, options in ways.items()]
 

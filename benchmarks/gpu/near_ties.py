@@ -1,8 +1,7 @@
-"""How close two tokens were where an answer left the plain one, and how common such places are.
+"""How close two tokens were where an answer diverged from the plain one, and how common such near-ties are.
 
-Without `exact` a row's logits depend, in their last bits, on the company that it was computed in. That can decide
-between two tokens only where they are nearly tied. If a drafter or a kernel were wrong, answers would part elsewhere,
-too.
+Without `exact` a row's logits depend, in their last bits, on the other rows of its pass. That can decide between two
+tokens only if they are nearly tied. If a drafter or a kernel were wrong, answers would diverge elsewhere, too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from statistics import median
 from benchmarks.gpu.answers import agreeing
 from slipstream import LLM, SamplingParams
 
-_RIVALS = 100  # tokens among which the two are looked for
+_RIVALS = 100  # top tokens that are searched for the two
 CLOSE = (0.01, 0.03, 0.1, 0.3)  # nats
 
 Ids = list[int]
@@ -23,8 +22,8 @@ Ids = list[int]
 
 @dataclass
 class NearTies:
-    """Gaps in nats. `partings`: between the two tokens at which an answer and the plain one part, as the model judges
-    them when it reads the text before them once more. `all`: between the two likeliest tokens of every row.
+    """Gaps in nats. `partings`: between the two tokens where an answer and the plain one diverge, as the model scores
+    them in a new prefill of the text before them. `all`: between the two most likely tokens of every row.
     """
 
     partings: list[float] = field(default_factory=list)
@@ -32,7 +31,7 @@ class NearTies:
 
     def __str__(self) -> str:
         if not self.partings:
-            return "no answer parted"
+            return "no answer diverged"
         lines = [
             f"{len(self.partings)} partings, nats between the two tokens: "
             f"median {median(self.partings):.3f}, largest {max(self.partings):.3f}"
@@ -44,7 +43,7 @@ class NearTies:
 
 
 def add_partings(ties: NearTies, llm: LLM, prompts: Sequence[Ids], plain: Sequence[Ids], others: Sequence[Ids]) -> None:
-    """Judge the places where answers leave the plain ones."""
+    """Score the places where answers diverge from the plain ones."""
     texts, pairs = [], []
     for prompt, expected, found in zip(prompts, plain, others, strict=True):
         if expected != found:
@@ -56,17 +55,17 @@ def add_partings(ties: NearTies, llm: LLM, prompts: Sequence[Ids], plain: Sequen
     llm.use("none")
     for output, rivals in zip(llm.generate(texts, _judged(1, _RIVALS)), pairs, strict=True):
         assert output.logprobs is not None
-        known = dict(output.logprobs[0].top)
+        known = {token: found.logprob for token, found in output.logprobs[0].items()}
         one, other = (known.get(token) for token in rivals)
         ties.partings.append(math.inf if one is None or other is None else abs(one - other))
 
 
 def add_rows(ties: NearTies, llm: LLM, prompts: Sequence[Ids], length: int) -> None:
-    """Judge every row of plain answers."""
+    """Score every row of plain answers."""
     llm.use("none")
     for output in llm.generate(list(prompts), _judged(length, 2)):
         for row in output.logprobs or ():
-            (_, first), (_, second) = row.top
+            first, second = sorted((found.logprob for found in row.values()), reverse=True)[:2]
             ties.all.append(first - second)
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a round goes, kernel by kernel, as the device itself tells it."""
+"""Where the time of a round goes, kernel by kernel, by the device's own profile."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.gpu.steps import standing
 from slipstream import LLM
 
 _ROUNDS = 4
-_NAMED = 28  # kernels that have a line of their own; the others are one
+_NAMED = 28  # kernels listed separately; the others are summed
 
-# What kernels do, by parts of their names; the first that fits counts.
+# Kinds of kernels by parts of their names; the first match counts.
 _KINDS = {
     "attention": ("attend", "combine"),
     "products": ("gemm", "gemv", "nvjet", "splitK", "cutlass", "_gates", "_onto"),
-    "between products": ("_turn_and_keep", "_gate"),
+    "between products": ("_rotate_and_store", "_gate"),
 }
 
 
@@ -33,12 +33,12 @@ class Kernel:
     half: str  # draft or verify
     kind: str
     kernel: str
-    launches: float  # in a round
-    us: float  # of a round, all launches together
+    launches: float  # per round
+    us: float  # per round, all launches together
 
 
 def kernels(llm: LLM, drafter: str, context: int, batch: int = 1) -> list[Kernel]:
-    """The kernels of both halves of a round, the longest first; `waiting` is what no kernel accounts for."""
+    """The kernels of both halves of a round, the longest first; `waiting` is time without a kernel."""
     with standing(llm, drafter, context, batch) as here:
         halves = (("draft", here.draft), ("verify", here.verify))
         return [

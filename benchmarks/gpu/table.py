@@ -1,4 +1,4 @@
-"""All that was measured as one table; cells that a measurement does not have are empty."""
+"""All figures as one table; missing values are empty cells."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-Found = Mapping[str, list[dict[str, Any]]]  # part -> rows, as the JSON file has them
+Found = Mapping[str, list[dict[str, Any]]]  # part -> rows, as in the JSON file
 Cells = dict[str, Any]
 
-COLUMNS = {  # and how their numbers are written
+COLUMNS = {  # and their number formats
     "what": "",
     "batch": "d",
     "context": ",d",
@@ -94,7 +94,7 @@ def _over(speed: float, plain: float | None) -> float | None:
 
 
 def _short(drafter: str) -> str:
-    """Without the place of a checkpoint, which is a temporary one; a model has a name there."""
+    """Without a checkpoint's temporary path; a model keeps its name."""
     parts = []
     for part in drafter.split("+"):
         name, _, options = part.partition(":")

@@ -9,7 +9,7 @@ import torch
 
 
 def device_ms(work: Callable[[], None], times: int = 20, before_each: Callable[[], None] = lambda: None) -> float:
-    """The median of so many runs, each between two events; the device is busy before the first."""
+    """The median of `runs` runs, each between two events; the device is busy before the first."""
     before_each()
     work()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
@@ -26,7 +26,7 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
     """The same work as one graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # libraries make their workspaces first
+    with torch.cuda.stream(side):  # warm-up: libraries allocate their workspaces
         work()
         work()
     torch.cuda.current_stream().wait_stream(side)

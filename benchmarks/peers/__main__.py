@@ -3,10 +3,10 @@
     python -m benchmarks.peers [--only ours llama.cpp] [--ours suffix eagle3] [--threads 2] [--tokens 128] [--rounds 3]
                                [--quick] [--work DIR] [--json FILE]
 
-Each peer is installed into an environment of its own (gigabytes, kept under --work and used again) and runs as a
-process of its own. First each way to decode runs alone, for its memory and its time to the first token from a cold
-start; then all ways of a peer answer every prompt in turns, in one process, and the best of the rounds counts. What
-cannot be installed or crashes is a row with its reason.
+Each peer is installed into its own environment (gigabytes, kept under --work and reused) and runs as its own process.
+First each mode runs alone, for its memory and its time to the first token from a cold start; then all modes of a peer
+answer every prompt in turns, in one process, and the best of the rounds counts. What cannot be installed or crashes is
+a row with its reason.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from benchmarks.peers.table import PEERS, ours
 from slipstream.commands.env import cpu_model
 from slipstream.folders import cache_directory
 
-_CONTEXT = 2048  # tokens: room enough for every prompt and answer
+_CONTEXT = 2048  # tokens: enough for every prompt and answer
 
 
 def prepare(work: Path, cores: list[int], tokens: int, rounds: int, timeout: float) -> Task:
-    """The task, but for its modes; the model is written to disk unless it is there."""
+    """The task without its modes; writes the model to disk if needed."""
     command = [sys.executable, "-m", "benchmarks.peers.prepare", str(work / "models")]
     fields = json.loads(run(command, work / "logs" / "prepare.log", timeout))
     fields["paths"] = Paths(**fields["paths"])

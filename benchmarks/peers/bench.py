@@ -1,4 +1,4 @@
-"""All rows of one peer: its environment, each way to decode alone, then all of them in turns."""
+"""All rows of one peer: its environment, each mode alone, then all of them in turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.peers.table import Peer
 
 @dataclass(frozen=True)
 class Bench:
-    """What holds for all peers."""
+    """The settings of all peers."""
 
     work: Path
     task: Task
@@ -49,7 +49,7 @@ class Bench:
         return rows
 
     def _alone(self, name: str, peer: Peer, python: str, mode: str) -> Report:
-        """The longest prompt, once, in a process that does nothing else."""
+        """The longest prompt, once, in a fresh process."""
         longest = max(self.task.prompts, key=lambda kind: len(self.task.prompts[kind]))
         prompts = {longest: self.task.prompts[longest]}
         task = replace(self.task, modes=[mode], prompts=prompts, rounds=1)

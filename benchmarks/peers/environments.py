@@ -16,7 +16,7 @@ from benchmarks.peers.table import Peer
 
 ROOT = Path(__file__).parents[2]
 _CONSTRAINTS = ROOT / "constraints.txt"
-# No peer may look for anything on the network while it is measured, or tell anybody that it ran.
+# No network access and no telemetry while a peer is measured.
 _QUIET = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -25,12 +25,12 @@ class Skipped(Exception):
 
 
 def environment(name: str, peer: Peer, work: Path, timeout: float) -> str:
-    """The Python that runs `peer`; installs what it needs unless that has been done."""
+    """The Python that runs `peer`; installs its requirements if needed."""
     if not peer.requirements:
         return sys.executable
     place = work / "environments" / name
     python, marker = place / "bin" / "python", place / "installed"
-    # What is compiled here depends on CMAKE_ARGS: llama.cpp is.
+    # Compiled packages (llama.cpp) depend on CMAKE_ARGS.
     wanted = "\n".join([*peer.requirements, *peer.unwanted, _CONSTRAINTS.read_text(), os.environ.get("CMAKE_ARGS", "")])
     if marker.exists() and marker.read_text() == wanted:
         return str(python)
@@ -38,7 +38,7 @@ def environment(name: str, peer: Peer, work: Path, timeout: float) -> str:
     venv.create(place, with_pip=True)
     log = work / "logs" / f"{name}-install.log"
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-    # No cache: it would keep gigabytes a second time, and what was compiled with other CMAKE_ARGS.
+    # No cache: it would keep gigabytes a second time, and packages compiled with other CMAKE_ARGS.
     run([*pip, "install", "-q", "--no-cache-dir", "-c", str(_CONSTRAINTS), *peer.requirements], log, timeout)
     if peer.unwanted:
         run([*pip, "uninstall", "-q", "-y", *peer.unwanted], log, timeout)
@@ -54,9 +54,9 @@ def run(
     cores: Sequence[int] | None = None,
     preload: str | None = None,
 ) -> str:
-    """What `command` writes to stdout when it is given a text on stdin, on some cores only; stderr goes to `log`.
+    """The stdout of `command` with a text on stdin, on some cores only; stderr goes to `log`.
 
-    `preload`: a library, relative to the environment whose Python is run.
+    `preload`: a library, relative to the environment of the Python.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     libraries = {"LD_PRELOAD": str(Path(command[0]).parents[1] / preload)} if preload else {}
@@ -88,7 +88,7 @@ def run(
 
 
 def _reason(code: int, log: Path) -> str:
-    """The last line that says something, or the signal that ended it."""
+    """The last meaningful line, or the signal that ended it."""
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]

@@ -11,18 +11,18 @@ from benchmarks.peers.protocol import Report, Run
 
 @dataclass(frozen=True)
 class Answer:
-    """The best of all rounds for one prompt: other programs can only slow one down."""
+    """The best of all rounds for one prompt: other processes can only slow it down."""
 
     kind: str
     tok_s: float
     ttft_ms: float
-    tokens: int  # of which the clock of tok_s saw all but the first ones
+    tokens: int  # including the first ones, which tok_s excludes
     decode_s: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to decode over all prompts, or why there is nothing to tell about it."""
+    """One mode over all prompts, or why it was skipped."""
 
     peer: str
     mode: str
@@ -72,7 +72,7 @@ def overall(answers: Sequence[Answer]) -> float:
 
 
 def row(peer: str, mode: str, alone: Report, runs: Sequence[Run], baseline: str | None) -> Row:
-    """The row of `mode`, from its run alone and the runs in turns; `baseline` is the plain mode that it is held to."""
+    """The row of `mode`, from its run alone and the runs in turns; `baseline`: the plain mode to compare with."""
     own = [run for run in runs if run.mode == mode]
     answers = best_answers(own)
     slowest = min(answers, key=lambda answer: answer.tok_s)

@@ -7,7 +7,7 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding  # type: ignor
 
 from benchmarks.peers.protocol import First, Speaker, Task, serve
 
-_DRAFTED = 2  # tokens a step: what its documentation advises for machines without a GPU
+_DRAFTED = 2  # tokens per step: its documentation's advice for machines without a GPU
 
 
 class LlamaCpp(Speaker):
@@ -23,7 +23,7 @@ class LlamaCpp(Speaker):
         )
 
     def prepare(self) -> None:
-        self.llm.reset()  # it would keep a prompt that comes again
+        self.llm.reset()  # otherwise it would reuse a repeated prompt
 
     def answer(self, ids: list[int], first: First) -> list[int]:
         tokens: list[int] = []

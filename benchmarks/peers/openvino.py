@@ -13,7 +13,7 @@ from benchmarks.peers.protocol import First, Speaker, Task, serve
 
 
 class Watch(genai.StreamerBase):  # type: ignore[misc]
-    """Is given tokens as they come, one by one or several at once."""
+    """Receives tokens as they come, one by one or several at once."""
 
     def __init__(self, first: First) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class OpenVINO(Speaker):
     def __init__(self, mode: str, task: Task) -> None:
         weights, _, lookup = mode.partition(" ")
         scheduler = genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False  # it would keep a prompt that comes again
+        scheduler.enable_prefix_caching = False  # otherwise it would reuse a repeated prompt
         self.pipeline = genai.LLMPipeline(
             converted(task, weights),
             "CPU",
             scheduler_config=scheduler,
             INFERENCE_NUM_THREADS=task.threads,
-            INFERENCE_PRECISION_HINT="f32",  # as everybody here; by default it is bfloat16 where a CPU says it can
+            INFERENCE_PRECISION_HINT="f32",  # like all peers; the default is bfloat16 if the CPU supports it
             **({"prompt_lookup": True} if lookup else {}),
         )
         self.config = genai.GenerationConfig(
@@ -52,7 +52,7 @@ class OpenVINO(Speaker):
 
 
 def converted(task: Task, weights: str) -> Path:
-    """Where the model is, in OpenVINO's own form."""
+    """The path of the model in OpenVINO's format."""
     return Path(task.paths.scratch) / f"openvino-{weights}"
 
 

@@ -1,4 +1,4 @@
-"""Converts the model to OpenVINO's own form, once for each kind of weights. Runs before anything is measured."""
+"""Converts the model to OpenVINO's format, once per kind of weights. Runs before anything is measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.peers.openvino import converted
 from benchmarks.peers.protocol import Task
 
-# Four bits share a scale by groups, which must divide the width of the model.
+# 4-bit weights share a scale by groups, which must divide the width of the model.
 _OPTIONS = {"int4": ["--group-size", "64"]}
 
 

@@ -26,7 +26,7 @@ class Ours(Speaker):
         self.prepare()
 
     def prepare(self) -> None:
-        """No page of an earlier prompt, and a drafter that has not seen this one answered."""
+        """Drop cached pages, and rebuild the drafter without what it has seen."""
         cache = self.llm.cache
         table = cache.open([])
         cache.reserve(table, cache.capacity * PAGE_SIZE)

@@ -1,8 +1,8 @@
-"""Puts the default model on disk in the forms that peers read, and turns the demo's prompts into token ids.
+"""Writes the default model in the formats that peers read, and turns the demo's prompts into token ids.
 
     python -m benchmarks.peers.prepare FOLDER
 
-Prints one JSON: what is the same in every task. Forms that are there already are kept.
+Prints one JSON object: the common part of every task. Existing files are kept.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from benchmarks.drafters import draft_model_directory
 from benchmarks.peers.protocol import Paths
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.models.builtin import DEFAULT_MODEL, fetch
-from slipstream.models.loader import open_checkpoint
-from slipstream.train.merged_model import MergedCheckpoint, write_model
+from slipstream.models.formats.builtin import DEFAULT_MODEL, fetch
+from slipstream.models.formats.resolve import open_checkpoint
+from slipstream.train.joint.merged_model import MergedCheckpoint, write_model
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _made(folder: Path, make: Callable[[Path], object]) -> str:
-    """`folder`, filled by `make` unless it is there; it appears whole or not at all."""
+    """`folder`, filled by `make` unless it exists; it appears complete or not at all."""
     if not folder.exists():
         part = folder.with_name(folder.name + ".part")
         shutil.rmtree(part, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""What a peer is asked and what it answers: one JSON comes in on stdin, one goes out on stdout.
+"""The protocol between benchmark and peers: one JSON object on stdin, one on stdout.
 
-This file runs inside the environment of every peer, so it needs nothing but Python.
+This file runs inside the environment of every peer, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Paths:
-    """The same model in the forms that peers read, and a folder for more of them."""
+    """The same model in the formats that peers read, and a folder for more of them."""
 
     gguf: str
     directory: str  # of Hugging Face, float32
@@ -30,15 +30,15 @@ class Paths:
 class Task:
     """What to answer, how often, and on which cores."""
 
-    modes: list[str]  # ways to decode, in the peer's words
-    prompts: dict[str, list[int]]  # kind of prompt -> token ids: nobody's tokenizer is measured
+    modes: list[str]  # modes, by the peer's names
+    prompts: dict[str, list[int]]  # kind of prompt -> token ids: tokenizers are not measured
     stop_ids: list[int]
     max_tokens: int
     context: int  # longest sequence, prompt included
     rounds: int
     cores: list[int]
     paths: Paths
-    began: float = 0.0  # when the process was asked for, by the clock on the wall
+    began: float = 0.0  # when the process was started, wall clock
 
     @property
     def threads(self) -> int:
@@ -62,36 +62,36 @@ class Run:
 
     mode: str
     kind: str
-    first_s: float  # until the first tokens were there
-    first_tokens: int  # how many came with them: a draft may be checked together with the prompt
+    first_s: float  # until the first tokens
+    first_tokens: int  # how many came with them: a draft may be verified together with the prompt
     decode_s: float  # from then to the end
     tokens: list[int]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that a process has to tell."""
+    """The results of a process."""
 
     version: str
     startup_s: float  # from the start of the process to the first token of its first answer
-    peak_mib: float  # most memory that was resident at a time, of the process and its children
+    peak_mib: float  # peak resident memory of the process and its children
     runs: list[Run]
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """What `serve` wrote."""
+        """From the output of `serve`."""
         fields = json.loads(text)
         return cls(**fields | {"runs": [Run(**run) for run in fields["runs"]]})
 
 
-First = Callable[[int], None]  # to be called when tokens are there, with their number; only the first call counts
+First = Callable[[int], None]  # called with the number of tokens so far; only the first call counts
 
 
 class Speaker(ABC):
     """A loaded model that decodes greedily in one way."""
 
     def prepare(self) -> None:
-        """Comes before every answer, outside the clock: forget what earlier answers have left."""
+        """Called before every answer, not timed: forget earlier answers."""
         return
 
     @abstractmethod
@@ -100,9 +100,9 @@ class Speaker(ABC):
 
 
 def serve(open_mode: Callable[[str, Task], Speaker], version: str) -> None:
-    """The whole life of a peer: read the task, load, answer, report."""
+    """The main function of a peer: read the task, load, answer, report."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever libraries print, stdout is ours
+    os.dup2(2, 1)  # libraries may print; stdout is ours
     task = Task.from_json(sys.stdin.read())
     speakers = {mode: open_mode(mode, task) for mode in task.modes}
     runs, startup = [], 0.0
@@ -131,7 +131,7 @@ def _timed(speaker: Speaker, mode: str, kind: str, ids: list[int]) -> Run:
 
 
 def peak_mib() -> float:
-    """Of this process and its living children. Linux says it exactly; elsewhere children are not counted."""
+    """Of this process and its living children. Exact on Linux; elsewhere children are not counted."""
     if not Path("/proc/self/status").exists():
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
@@ -145,6 +145,6 @@ def peak_mib() -> float:
 def _status(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(errors="replace").splitlines()
-    except OSError:  # it has ended in the meantime
+    except OSError:  # it has ended meanwhile
         return {}
     return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}

@@ -1,4 +1,4 @@
-"""Who is measured: what each peer needs, and the ways in which it decodes."""
+"""The peers: what each needs, and its modes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Peer:
     """An engine. Its module is run inside its environment, with a task on stdin.
 
-    `requirements`: what pip installs into an environment of its own; none for the environment that runs the benchmark.
-    `unwanted`: what pip brings along and is removed again. `preload`: a library of the environment that the peer wants
-    to be loaded before all others. `modes`: each way to decode, and for a speculative one the plain way that it is
-    compared with. `build`: a module that is run before a mode is measured for the first time.
+    `requirements`: installed into an environment of its own; none: the environment that runs the benchmark. `unwanted`:
+    dependencies that are removed again. `preload`: a library of the environment that must be loaded before all others.
+    `modes`: each mode, and for a speculative one the plain mode that it is compared with. `build`: a module that runs
+    before a mode is first measured.
     """
 
     module: str
@@ -37,7 +37,7 @@ def ours(drafters: Sequence[str]) -> Peer:
     return Peer("benchmarks.peers.ours", by_weights(("float32", "int8", "int4"), drafters))
 
 
-# The index has these for torch with CUDA. Beside torch for CPU they cannot be imported, or need a gigabyte for nothing.
+# The index has these for torch with CUDA. With torch for CPU they cannot be imported, or take a gigabyte.
 _CUDA_ONLY = ("torchaudio", "torchcodec", "torchvision", "triton")
 
 PEERS = {

@@ -18,7 +18,7 @@ def load(directory: str) -> Any:
 
 
 class Watch(BaseStreamer):  # type: ignore[misc]
-    """Is given the prompt, then tokens as they come."""
+    """Receives the prompt, then tokens as they come."""
 
     def __init__(self, first: First) -> None:
         self.first, self.prompt_seen = first, False

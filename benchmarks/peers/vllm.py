@@ -7,12 +7,12 @@ from typing import Any
 
 from benchmarks.peers.protocol import First, Speaker, Task, serve
 
-_DRAFTED, _LONGEST = 5, 4  # tokens a step, and of the n-gram: as in its documentation
+_DRAFTED, _LONGEST = 5, 4  # tokens per step, and of the n-gram: as in its documentation
 
 
 class VLLM(Speaker):
     def __init__(self, mode: str, task: Task) -> None:
-        # It reads these when it is imported, and compiles again what it does not find in its cache.
+        # Read at import; it recompiles what is not in its cache.
         os.environ["VLLM_CACHE_ROOT"] = f"{task.paths.scratch}/vllm"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, task.cores))
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GiB
@@ -24,7 +24,7 @@ class VLLM(Speaker):
             dtype="float32",
             max_model_len=task.context,
             max_num_seqs=1,
-            enable_prefix_caching=False,  # it would keep a prompt that comes again
+            enable_prefix_caching=False,  # otherwise it would reuse a repeated prompt
             speculative_config=drafting if mode == "ngram" else None,
         )
         self.params = vllm.SamplingParams(temperature=0, max_tokens=task.max_tokens, stop_token_ids=task.stop_ids)

@@ -7,7 +7,7 @@ import torch
 from slipstream.attention.blocks import BlockAttention
 from slipstream.attention.exact_paged import ExactPagedAttention
 from slipstream.attention.paged import PagedAttention, paged_available
-from slipstream.attention.segment import Segment, tree_segment
+from slipstream.attention.segment import Segment, chain_segment, tree_segment
 from slipstream.attention.tiles import LaneTiles, Tiles
 from slipstream.cache import LayerStore
 
@@ -25,7 +25,7 @@ def attention_over(
     *,
     exact: bool = False,
 ) -> Attention:
-    """The attention of one pass, as it is done on this device; `exact`: on a GPU too no row depends on the others."""
+    """The attention of one pass for this device; `exact`: batch-invariant on a GPU too."""
     if not paged_available(device):
         return BlockAttention(segments, heads, kv_heads, size, device, softcap)
     kind = ExactPagedAttention if exact else PagedAttention
@@ -42,7 +42,7 @@ def over_tiles(
     *,
     exact: bool = False,
 ) -> Attention:
-    """The attention of a pass whose rows were laid out on the device; there must be a GPU."""
+    """The attention of a pass whose tiles are on the device; needs a GPU."""
     kind = ExactPagedAttention if exact else PagedAttention
     return kind((), heads, kv_heads, size, device, softcap, tiles)
 
@@ -56,6 +56,7 @@ __all__ = [
     "Segment",
     "Tiles",
     "attention_over",
+    "chain_segment",
     "over_tiles",
     "paged_available",
     "tree_segment",

@@ -1,4 +1,4 @@
-"""Attention that reduces over blocks of absolute position, so that a row's result does not depend on its company.
+"""Batch-invariant attention: sums run over blocks of absolute positions.
 
 Equality of speculative and plain text is exact only if a token's logits have the same bits whether it came alone, as
 one of 64 tree nodes or inside a prompt. Floating-point sums depend on their order, so the order is fixed here:
@@ -11,11 +11,10 @@ one of 64 tree nodes or inside a prompt. Floating-point sums depend on their ord
   product with ones, because a library's sum takes its order from the shape (docs/exactness.md says what was tried);
 * exp runs over a number of elements that vector units and threads divide evenly: a scalar remainder rounds differently.
 
-Scores may be capped softly. A cap comes before the mask; the product that adds the mask on its way is then not used.
+Scores may be soft-capped. The cap comes before the mask, so the product that also adds the mask is not used then.
 
 Committed full blocks are read in place, in runs of contiguous pages; the open tail (the last, partial block and the
-tree) is read in place too when it lies in one page, and copied together when not: at most a page and a tree, never the
-context.
+tree) is read in place too if it is in one page, and otherwise gathered: at most a page and a tree, never the context.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from slipstream.attention.even import LANES, evenly_
 from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 
-_SUMS = 16  # columns of a product that only adds up: below a vector's width, kernels take another order
+_SUMS = 16  # columns of a product that only sums: below a vector's width, kernels use another order
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Tail columns [start, stop) that hold one block of positions; `inside` masks foreign columns among them."""
+    """Tail columns [start, stop) of one block of positions; `inside` masks columns of other blocks among them."""
 
     start: int
     stop: int
@@ -46,15 +45,15 @@ class _Block:
 
 @dataclass(frozen=True)
 class _View:
-    """What one segment reads in layers of one window size."""
+    """What one segment reads in layers with one window size."""
 
     runs: list[tuple[int, int, torch.Tensor | None]]  # (first page, pages, additive mask [pages, 1, rows, 1, PAGE])
     mask: torch.Tensor  # additive, [1, rows * group, tail columns]
-    line: tuple[int, int] | None  # first page and pages, all that a lone row sees; the mask is as wide as the last one
+    line: tuple[int, int] | None  # first page and page count, if one row sees them all; `mask` is for the last page
 
 
 class _SegmentPlan:
-    """Everything about a segment that does not depend on the layer."""
+    """Everything about a segment that is the same for all layers."""
 
     def __init__(self, segment: Segment, group: int, size: int, device: str) -> None:
         self.segment = segment
@@ -88,7 +87,7 @@ class _SegmentPlan:
             inside = np.zeros(self.columns, dtype=np.bool_)
             inside[: self.width] = block_of == number
             where = np.flatnonzero(inside)
-            # Never fewer than LANES columns: very small products take another kernel.
+            # Never fewer than LANES columns: very small products use another kernel.
             stop = min(self.columns, max(int(where[-1]) + 1, int(where[0]) + LANES))
             start = max(0, min(int(where[0]), stop - LANES))
             pure = bool(inside[start:stop].all())
@@ -97,7 +96,7 @@ class _SegmentPlan:
         return blocks
 
     def view(self, window: int | None) -> _View:
-        """Masks and page runs for layers that look back `window` positions; made once a pass."""
+        """Masks and page runs for layers with this window; computed once per pass."""
         if window not in self._views:
             self._views[window] = self._make_view(window)
         return self._views[window]
@@ -111,7 +110,7 @@ class _SegmentPlan:
             first_page = min(self.full, max(0, int(positions.min()) - window + 1) // PAGE_SIZE)
         mask = np.full((self.padded_rows, self.columns), -np.inf, dtype=np.float32)
         mask[: self.rows, : self.width][seen] = 0.0
-        mask[self.rows :] = 0.0  # rows that only fill up the product; whatever they see must be finite
+        mask[self.rows :] = 0.0  # padding rows; what they see must be finite
         mask = mask.repeat(self.group, axis=0)[None]
         runs = []
         pages = self.segment.table.pages
@@ -124,7 +123,7 @@ class _SegmentPlan:
         return _View(runs, torch.from_numpy(mask).to(self.device), line)
 
     def _line(self, runs: list[tuple[int, int, torch.Tensor | None]]) -> tuple[int, int] | None:
-        """First page and pages where a lone row sees all of several pages in a line, and then its own."""
+        """First page and page count, if a single row sees all of several contiguous pages, ending with its own."""
         if self.padded_rows > 1 or not self.in_place or len(self.blocks) > 1 or len(runs) != 1:
             return None
         first, count, mask = runs[0]
@@ -159,7 +158,7 @@ class _SegmentPlan:
 
 
 class BlockAttention:
-    """Attention of one pass: built once from its segments, then called for every layer."""
+    """The attention of one pass: built once from its segments, then called for every layer."""
 
     def __init__(
         self,
@@ -179,7 +178,7 @@ class BlockAttention:
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
 
-        q is [rows, heads * size or more]: keys and values may stand behind the queries, as a fused product leaves them.
+        q is [rows, heads * size or more]: keys and values may follow the queries, as in a fused qkv.
         Returns [rows, heads * size] in float32.
         """
         q = _float32(q)
@@ -196,8 +195,8 @@ class BlockAttention:
         if plan.padded_rows != plan.rows:
             q = functional.pad(q, (0, 0, 0, plan.padded_rows - plan.rows))
         # All query heads of a KV head are rows of one product: [kv heads, rows * group, size]
-        lone = plan.padded_rows == 1
-        if lone:
+        single = plan.padded_rows == 1
+        if single:
             q = q.as_strided((kv_heads, group, size), (group * size, size, 1))
         else:
             by_row = q.as_strided((plan.padded_rows, kv_heads, group, size), (q.shape[1], group * size, size, 1))
@@ -207,16 +206,16 @@ class BlockAttention:
             result = self._over_line(q, layer, *view.line, view.mask)
         else:
             result = self._over_parts(plan, view, q, layer)
-        if lone:
+        if single:
             return result.view(1, -1)
         return result.view(kv_heads, -1, group, size)[:, : plan.rows].transpose(0, 1).reshape(plan.rows, -1)
 
     def _over_line(
         self, q: torch.Tensor, layer: LayerStore, first: int, count: int, mask: torch.Tensor
     ) -> torch.Tensor:
-        """Attention over `count` pages in a line, of which the last one is masked: what a lone answer needs.
+        """Attention over `count` contiguous pages, of which the last one is masked: the case of a single sequence.
 
-        The same sums as in `_over_parts`, all blocks in one operation where that does not change them.
+        The same sums as in `_over_parts`, with all blocks in one operation where that does not change them.
         """
         kv_heads, size = self._kv_heads, self._size
         keys, values = layer.line(first, count)
@@ -236,7 +235,7 @@ class BlockAttention:
         return total[0].div_(total[1])
 
     def _over_parts(self, plan: _SegmentPlan, view: _View, q: torch.Tensor, layer: LayerStore) -> torch.Tensor:
-        """Attention over runs of pages and a tail, wherever they lie: [kv heads, rows * group, size]."""
+        """Attention over any runs of pages and a tail: [kv heads, rows * group, size]."""
         kv_heads, group, size = self._kv_heads, self._group, self._size
         tail_keys, tail_values = plan.tail(layer)
         if self._softcap is None:
@@ -255,7 +254,7 @@ class BlockAttention:
             runs.append(scores)
 
         parts: list[tuple[torch.Tensor, torch.Tensor]] = []  # (weighted values, weights) of each block, in order
-        wide = size if plan.padded_rows == 1 else _SUMS  # a lone row's sums are as wide as what they divide
+        wide = size if plan.padded_rows == 1 else _SUMS  # a single row's sums are as wide as the values
         for (first, count, _), scores in zip(view.runs, runs, strict=True):
             weights = evenly_(torch.exp_, scores.sub_(peak)).view(count * kv_heads, -1, PAGE_SIZE)
             sums = torch.bmm(weights, _blocks(layer.values, first, count)).view(count, kv_heads, -1, size)
@@ -276,27 +275,27 @@ class BlockAttention:
         return total.div_(weight if wide == size else weight[:, :, :1])
 
     def _capped(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores that were computed from divided queries, capped in place."""
+        """Soft-cap scores in place; the queries were divided by the cap."""
         return scores if self._softcap is None else evenly_(torch.tanh_, scores).mul_(self._softcap)
 
 
 def _row_sums(weights: torch.Tensor, wide: int) -> torch.Tensor:
-    """Sums over the last dimension of [batch, rows, columns], in the order that the products with values have.
+    """Sums over the last dimension of [batch, rows, columns], in the order of the products with values.
 
-    They are there `wide` times over: for few rows as wide as the values, so that what divides by them needs no view of
-    its own; for many rows as narrow as a product may be. The bits are the same.
+    Repeated `wide` times: for few rows as wide as the values, so that the division needs no view; for many rows as
+    narrow as a product may be. The bits are the same.
     """
     return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], wide, weights.device))
 
 
 @functools.lru_cache(maxsize=256)
 def _ones(batch: int, columns: int, size: int, device: torch.device) -> torch.Tensor:
-    # One block of ones for all: it stays in the caches, and costs nothing as the context grows.
+    # One shared block of ones: it stays in the CPU caches.
     return torch.ones(1, columns, size, device=device).expand(batch, -1, -1)
 
 
 def _float32(x: torch.Tensor) -> torch.Tensor:
-    """x in float32. The question is cheaper than a conversion that changes nothing."""
+    """x in float32. The check is cheaper than a conversion that changes nothing."""
     return x if x.dtype == torch.float32 else x.float()
 
 
@@ -306,7 +305,7 @@ def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
 
 
 def _least_rows(size: int) -> int:
-    """Query rows below which a product of inner dimension `size` takes another kernel (found by trial: docs)."""
+    """Query rows below which a product of inner dimension `size` uses another kernel (found by trial: docs)."""
     return max(4, -(-3 * size // 64))
 
 

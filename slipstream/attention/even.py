@@ -1,8 +1,7 @@
-"""Elementwise functions over whole vectors, so that an element's bits do not depend on what else is computed.
+"""Elementwise functions over whole vectors, so that an element's bits do not depend on its position.
 
 Vector code and the scalar code for a remainder may round differently (silu and gelu do), and every thread has a
-remainder of its own. So functions run over whole vectors only, on every thread where the work is split. Attention, the
-MLPs and the head need it, and this is the lowest of their packages.
+remainder of its own. So functions run over whole vectors only, on every thread.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from torch.nn import functional
 
 Elementwise = Callable[[torch.Tensor], torch.Tensor]
 
-LANES = 32  # elements that one unrolled vector iteration of an elementwise kernel takes
-_GRAIN = 16_384  # elements up to which every kernel stays on one thread (gelu; most do up to 32,768)
+LANES = 32  # elements of one unrolled vector iteration of an elementwise kernel
+_GRAIN = 16_384  # elements up to which every kernel uses one thread (gelu; most do up to 32,768)
 
 
 def evenly(function: Elementwise, rows: torch.Tensor) -> torch.Tensor:
-    """`function` of [rows, width], the width being whole vectors; in pieces where a split would cut a vector."""
+    """`function` of [rows, width], the width being whole vectors; in parts where threads would split a vector."""
     if _splits_evenly(rows):
         return function(rows)
     width = rows.shape[1]
@@ -38,7 +37,7 @@ def evenly_(function_: Elementwise, x: torch.Tensor) -> torch.Tensor:
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:
-    """cap * tanh(x / cap) of [rows, width], of any width; x is used up."""
+    """cap * tanh(x / cap) of [rows, width], of any width; overwrites x."""
     width = x.shape[1]
     fill = -width % LANES
     whole = functional.pad(x, (0, fill)) if fill else x

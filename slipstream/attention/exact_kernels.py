@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The Triton kernels of `exact_paged.py`. Importing this file imports triton: only `exact_paged.py` does, on a GPU.
 
-A row's sums run over its own columns in the order of their positions: in blocks inside shares, both cut at fixed
-positions, and then over the shares. Whatever else a program does for other rows adds 0 to this row's sums and
-multiplies them by 1, which changes no bit. One compiled kernel serves chains and trees, so that a compiler cannot make
-a difference either: what differs from pass to pass is never a `constexpr`.
+A row's sums run over its own columns in the order of their positions: over blocks inside shares, both cut at fixed
+positions, and then over the shares. The work for other rows of a program adds 0 to this row's sums and multiplies them
+by 1, which changes no bit. One compiled kernel serves chains and trees, so that the compiler makes no difference
+either: what differs from pass to pass is never a `constexpr`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def lay_out(
     deep,
     BLOCK: tl.constexpr,  # columns for which there are bits, or more
 ):
-    """One row of one tile. Along a path the order of the columns is that of the positions, which follow one by one."""
+    """One row of one tile. Along a path the columns are in the order of the positions, which are consecutive."""
     tile, line = tl.program_id(0), tl.program_id(1)
     if line < field(fields, COUNT, tiles, tile):
         row = field(fields, ROW, tiles, tile) + line
@@ -42,47 +42,47 @@ def lay_out(
 
 @triton.jit(do_not_specialize=["tiles", "start", "pieces", "rows_each", "width", "deep", "shares", "half", "window"])
 def attend(
-    q,  # [rows, q_stride]: the query heads of a row stand first
+    q,  # [rows, q_stride]: the query heads of a row come first
     keys,  # [pages, kv heads, PAGE, SIZE]
     values,
     parts,  # float32 [programs, rows_each, heads, shares, SIZE]: weighted values, not yet divided
-    marks,  # float32 [2, programs, rows_each, heads, shares]: peaks and weights
+    stats,  # float32 [2, programs, rows_each, heads, shares]: peaks and weights
     fields,  # int32 [facts, tiles]
     tables,  # int32 [tables, width]: page numbers
     lengths,  # int32 [rows]
     ancestors,  # int32 [rows, deep]; not read for chains
     tiles,
     start,  # which program of all comes first here
-    pieces,  # programs that a tile is cut into
+    pieces,  # programs per tile
     rows_each,  # rows of a program at most
     q_stride,
     width,
     deep,
-    shares,  # of the longest sequence that there may be
-    half,  # numbers of one half of `marks`
-    window,  # how far back a query looks; WINDOWED says whether it counts
+    shares,  # of the longest possible sequence
+    half,  # elements of one half of `stats`
+    window,  # how far back a query sees, if WINDOWED
     cap,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of one KV head
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # SIZE rounded up to a power of two
     PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # queries of a program: GROUP for each of its rows, filled up
+    BLOCK_M: tl.constexpr,  # queries of a program: GROUP for each of its rows, padded
     BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE and SHARE
     SHARE: tl.constexpr,  # columns of a share
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A few rows of a tile, for the query heads of one KV head, over every so many-th share of their columns."""
+    """A few rows of a tile, for the query heads of one KV head, over every n-th share of their columns."""
     number, head = tl.program_id(0), tl.program_id(1)
     tile, line = (start + number) // pieces, (start + number) % pieces * rows_each
     row = field(fields, ROW, tiles, tile) + line
-    count = tl.minimum(field(fields, COUNT, tiles, tile) - line, rows_each)  # 0 or less: nothing is done
+    count = tl.minimum(field(fields, COUNT, tiles, tile) - line, rows_each)  # 0 or less: no work
     table = field(fields, TABLE, tiles, tile)
 
     queries = tl.arange(0, BLOCK_M)
-    mine = queries // GROUP  # the row of a query, among those of the program
+    mine = queries // GROUP  # the row of a query within the program
     live = mine < count
     lane = head * GROUP + queries % GROUP
     dims = tl.arange(0, PADDED)
@@ -97,7 +97,7 @@ def attend(
     longest = tl.max(length, 0)
 
     # Rows of a chain have every column at the slot of its position. Rows of a tree share the blocks of committed
-    # columns; what lies behind these each row reads for itself, committed columns first, then its ancestors.
+    # columns; the columns after these each row reads alone: committed ones first, then its ancestors.
     committed = longest
     common = tl.cdiv(longest, BLOCK_N)
     if field(fields, OPEN, tiles, tile) >= 0:
@@ -118,7 +118,7 @@ def attend(
         total = tl.zeros([BLOCK_M, PADDED], tl.float32)
         for step in range(alike + apart * count):
             own = step >= alike
-            mate = tl.maximum(step - alike, 0) // tl.maximum(apart, 1)  # whose block this is, if it is not everybody's
+            mate = tl.maximum(step - alike, 0) // tl.maximum(apart, 1)  # this block's row, if it is not shared
             block = begin + step - mate * apart
             columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
             there = columns < tl.where(own, tl.load(lengths + row + mate), longest)
@@ -139,26 +139,26 @@ def attend(
             scores = tl.where(seen & live[:, None], scores, float("-inf"))
 
             higher = tl.maximum(peak, tl.max(scores, 1))
-            level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
-            chances = tl.exp(scores - level[:, None])
+            level = tl.where(higher == float("-inf"), 0.0, higher)  # a row without columns so far
+            weights = tl.exp(scores - level[:, None])
             kept = tl.exp(peak - level)
             v_block = tl.load(
                 values + lines[:, None] + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0
             )  # [BLOCK_N, PADDED]
-            weight = weight * kept + tl.sum(chances, 1)
-            total = total * kept[:, None] + tl.dot(chances.to(v_block.dtype), v_block, input_precision=PRECISION)
+            weight = weight * kept + tl.sum(weights, 1)
+            total = total * kept[:, None] + tl.dot(weights.to(v_block.dtype), v_block, input_precision=PRECISION)
             peak = higher
 
         place = ((number.to(tl.int64) * rows_each + mine) * KV_HEADS * GROUP + lane) * shares + share
-        tl.store(marks + place, peak, mask=live)
-        tl.store(marks + half + place, weight, mask=live)
+        tl.store(stats + place, peak, mask=live)
+        tl.store(stats + half + place, weight, mask=live)
         tl.store(parts + place[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["tiles", "start", "pieces", "rows_each", "shares", "half", "window"])
 def combine(
     parts,
-    marks,
+    stats,
     out,  # [rows, heads, SIZE]
     fields,
     lengths,
@@ -176,7 +176,7 @@ def combine(
     AT_ONCE: tl.constexpr,  # shares that are read together
     WINDOWED: tl.constexpr,
 ):
-    """One row and head: its shares put together, so many at once, cut at fixed positions too. As for `attend`."""
+    """One row and head: combine its shares, AT_ONCE at a time, also cut at fixed positions. As for `attend`."""
     number, head = tl.program_id(0), tl.program_id(1)
     program = start + number // rows_each
     tile, line = program // pieces, program % pieces * rows_each + number % rows_each
@@ -197,8 +197,8 @@ def combine(
         share = group * AT_ONCE + tl.arange(0, AT_ONCE)
         there = (share >= begin) & (share < end)
         place = (number.to(tl.int64) * HEADS + head) * shares + share
-        peaks = tl.load(marks + place, mask=there, other=float("-inf"))
-        weights = tl.load(marks + half + place, mask=there, other=0.0)
+        peaks = tl.load(stats + place, mask=there, other=float("-inf"))
+        weights = tl.load(stats + half + place, mask=there, other=0.0)
         block = tl.load(parts + place[:, None] * SIZE + dims[None, :], mask=there[:, None] & inside[None, :], other=0.0)
         higher = tl.maximum(peak, tl.max(peaks, 0))
         kept = tl.exp(peak - higher)

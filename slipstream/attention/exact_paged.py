@@ -14,9 +14,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slipstream.attention.paged import block_columns
 from slipstream.attention.segment import Segment
-from slipstream.attention.tiles import Tiles
+from slipstream.attention.tiled import TiledAttention
 from slipstream.cache import PAGE_SIZE, LayerStore
 
 _QUERIES = 16  # of one program, whatever the pass: the least that there is a product on tensor cores for
@@ -26,27 +25,15 @@ _PROGRAMS = 1024  # enough to keep a large GPU busy
 _PARTS_BYTES = 2**26  # of all shares at a time; a prompt goes through in several turns
 
 
-class ExactPagedAttention:
+class ExactPagedAttention(TiledAttention):
     """Attention of one pass: built once, then called for every layer."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        heads: int,
-        kv_heads: int,
-        size: int,
-        device: str,
-        softcap: float | None = None,
-        tiles: Tiles | None = None,
-    ) -> None:
-        """`tiles`: the rows as they were laid out before, in place of segments."""
-        self._kv_heads = kv_heads
-        self._group = heads // kv_heads
-        self._size = size
-        self._softcap = softcap
-        if tiles is None:
-            tiles = Tiles.of([part for s in segments for part in without_trunk(s)], self._group, device)
-        self._tiles = tiles
+    def _cut(self, segments: Sequence[Segment]) -> Iterator[Segment]:
+        for segment in segments:
+            yield from without_trunk(segment)
+
+    def _prepare(self) -> None:
+        tiles = self._tiles
         self._shares = -(-tiles.tables.shape[1] * PAGE_SIZE // _SHARE)
         self._queries = 1 << (max(_QUERIES, self._group) - 1).bit_length()
         count, height = tiles.fields.shape[1], tiles.queries // self._group
@@ -98,39 +85,30 @@ class ExactPagedAttention:
         """Some of the programs, from `start` on; `space` is for what their shares give."""
         from slipstream.attention.exact_kernels import attend, combine
 
-        tiles, kv_heads, group, size = self._tiles, self._kv_heads, self._group, self._size
-        padded = 1 << (size - 1).bit_length()
+        tiles, kv_heads = self._tiles, self._kv_heads
+        heads = kv_heads * self._group
         parts, marks = space
         layout = tiles.fields.shape[1], start, self._pieces, self._rows_each
         back = 0 if window is None else window
-        precise = q.dtype == torch.float32
         takers = min(self._shares, max(1, _PROGRAMS // (programs * kv_heads)))
         attend[programs, kv_heads, takers](
             *(q, layer.keys, layer.values, parts, marks, tiles.fields, tiles.tables, self._lengths, self._ancestors),
             *layout,
             *(q.stride(0), tiles.tables.shape[1], self._ancestors.shape[1], self._shares, marks.shape[1], back),
             1.0 if self._softcap is None else self._softcap,
-            KV_HEADS=kv_heads,
-            GROUP=group,
-            SIZE=size,
-            PADDED=padded,
-            PAGE=PAGE_SIZE,
             BLOCK_M=self._queries,
-            BLOCK_N=block_columns(padded * q.dtype.itemsize),
             SHARE=_SHARE,
-            WINDOWED=window is not None,
-            CAPPED=self._softcap is not None,
-            PRECISION="ieee" if precise else "tf32",
+            **self._constants(q, window),
             num_warps=4,
-            num_stages=2 if precise else 3,
+            num_stages=2 if q.dtype == torch.float32 else 3,
         )
-        combine[programs * self._rows_each, kv_heads * group](
+        combine[programs * self._rows_each, heads](
             *(parts, marks, out, tiles.fields, self._lengths),
             *layout,
             *(self._shares, marks.shape[1], back),
-            HEADS=kv_heads * group,
-            SIZE=size,
-            PADDED=padded,
+            HEADS=heads,
+            SIZE=self._size,
+            PADDED=self._padded,
             SHARE=_SHARE,
             AT_ONCE=_AT_ONCE,
             WINDOWED=window is not None,

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `paged.py`. Importing this file imports triton: it is done late, and only on a GPU."""
+"""The Triton kernels of `paged.py`. Importing this file imports triton: done lazily, and only on a GPU."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def _lines(
     SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Where the rows of a block's columns begin in a layer's pages."""
+    """Offsets of the rows of a block's columns in a layer's pages."""
     page = tl.load(tables + table * width + block * BLOCK_N // PAGE).to(tl.int64)
     return (page * KV_HEADS + head) * PAGE * SIZE + (columns % PAGE) * SIZE
 
 
 @triton.jit
 def _marked(bits, live, words, first, BLOCK_N: tl.constexpr):
-    """Which of the open columns from `first` on each query sees; it may be below 0, where nothing is marked.
+    """Which of the open columns from `first` on each query sees; `first` may be negative, where nothing is marked.
 
-    `bits` [queries]: where the words of each query's row begin. Each of them is read once, not for every column: a
-    block with the tree in it would take several times as long as one without.
+    `bits` [queries]: where the words of each query's row begin. Each word is read once, not per column: otherwise a
+    block with the tree would take several times as long.
     """
-    place = (first & 31) + tl.arange(0, BLOCK_N)  # counted from the first word that is read
+    place = (first & 31) + tl.arange(0, BLOCK_N)  # relative to the first word that is read
     seen = tl.zeros([bits.shape[0], BLOCK_N], tl.int32)
     for step in tl.static_range((BLOCK_N + 30) // 32 + 1):
         number = (first >> 5) + step
@@ -64,7 +64,7 @@ def _marked(bits, live, words, first, BLOCK_N: tl.constexpr):
 def _absorbed(scores, v_block, peak, weight, total, PRECISION: tl.constexpr):
     """Peaks, weights and weighted values after one more block of columns."""
     higher = tl.maximum(peak, tl.max(scores, 1))
-    level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    level = tl.where(higher == float("-inf"), 0.0, higher)  # a row without columns so far
     shares = tl.exp(scores - level[:, None])
     kept = tl.exp(peak - level)
     weight = weight * kept + tl.sum(shares, 1)
@@ -74,12 +74,12 @@ def _absorbed(scores, v_block, peak, weight, total, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "width", "words", "window", "rows"])
 def attend(
-    q,  # [rows, q_stride]: the query heads of a row stand first
+    q,  # [rows, q_stride]: the query heads of a row come first
     keys,  # [pages, kv heads, PAGE, SIZE]
     values,
-    out,  # [rows, heads, SIZE]; used where there is one split
+    out,  # [rows, heads, SIZE]; used if there is one split
     parts,  # float32 [SPLITS, rows, heads, SIZE]: weighted values of each split, not yet divided
-    marks,  # float32 [2, SPLITS, rows, heads]: peaks and weights of each split
+    stats,  # float32 [2, SPLITS, rows, heads]: peaks and weights of each split
     fields,  # [facts, tiles]
     tables,  # int32 [tables, width]: page numbers
     positions,  # [rows]: absolute positions; read for tiles of trees only
@@ -90,14 +90,14 @@ def attend(
     q_stride,
     width,
     words,
-    window,  # how far back a query looks; WINDOWED says whether it counts
+    window,  # how far back a query sees, if WINDOWED
     cap,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of one KV head
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # SIZE rounded up to a power of two
     PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # queries of a tile: GROUP for each of its rows, filled up
+    BLOCK_M: tl.constexpr,  # queries of a tile: GROUP for each of its rows, padded
     BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE
     SPLITS: tl.constexpr,
     TREES: tl.constexpr,  # whether any tile has rows of a tree
@@ -113,7 +113,7 @@ def attend(
     slot = field(fields, SLOT, tiles, tile)
 
     queries = tl.arange(0, BLOCK_M)
-    mine = queries // GROUP  # the row of a query, inside the tile
+    mine = queries // GROUP  # the row of a query within the tile
     live = mine < count
     lane = head * GROUP + queries % GROUP
     dims = tl.arange(0, PADDED)
@@ -125,7 +125,7 @@ def attend(
         other=0.0,
     )
 
-    # Rows of a chain stand at the slot of their position, and see every column up to their own.
+    # Rows of a chain are at the slot of their position, and see every column up to their own.
     own = slot + mine
     position = own
     stop = slot + count
@@ -150,7 +150,7 @@ def attend(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, PADDED], tl.float32)
-    # Most blocks lie before all of the rows, which see them as a whole. They take the short way.
+    # Most blocks are before all of the rows, which see them completely. They skip the masks.
     whole = tl.minimum(end, tl.where(opened >= 0, committed, slot) // BLOCK_N)
     for block in range(begin, whole):
         columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -179,13 +179,13 @@ def attend(
         seen = columns[None, :] <= own[:, None]
         place = columns
         if TREES:
-            behind = columns - committed  # the number of an open column
+            open_column = columns - committed  # the index of an open column
             marked = _marked(bits + at * words, live & (opened >= 0), words, block * BLOCK_N - committed, BLOCK_N)
-            in_tree = ((behind < 0)[None, :] | marked) & there[None, :]
+            in_tree = ((open_column < 0)[None, :] | marked) & there[None, :]
             seen = tl.where(opened >= 0, in_tree, seen)
             if WINDOWED:
-                among = (opened >= 0) & there & (behind >= 0)
-                placed = tl.load(open_positions + opened + behind, mask=among, other=0).to(tl.int32)
+                among = (opened >= 0) & there & (open_column >= 0)
+                placed = tl.load(open_positions + opened + open_column, mask=among, other=0).to(tl.int32)
                 place = tl.where(among, placed, columns)
         if WINDOWED:
             seen = seen & (place[None, :] > position[:, None] - window)
@@ -203,23 +203,23 @@ def attend(
         )
     else:
         line += split * rows.to(tl.int64) * heads
-        tl.store(marks + line, peak, mask=live)
-        tl.store(marks + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
+        tl.store(stats + line, peak, mask=live)
+        tl.store(stats + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
         if begin < end:
             tl.store(parts + line[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["lines"])
-def combine(parts, marks, out, lines, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr):
-    """One row and head: its splits put together. `lines` is rows * heads; the arrays are those of `attend`."""
+def combine(parts, stats, out, lines, SIZE: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr):
+    """One row and head: combine its splits. `lines` is rows * heads; the arrays are those of `attend`."""
     line = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, PADDED)
     inside = dims < SIZE
     at = splits * lines.to(tl.int64) + line
-    peaks = tl.load(marks + at)
-    weights = tl.load(marks + SPLITS * lines.to(tl.int64) + at)
-    seen = weights > 0.0  # a split without columns has left its part unwritten
+    peaks = tl.load(stats + at)
+    weights = tl.load(stats + SPLITS * lines.to(tl.int64) + at)
+    seen = weights > 0.0  # a split without columns has not written its part
     factors = tl.where(seen, tl.exp(peaks - tl.max(peaks, 0)), 0.0)
     block = tl.load(parts + at[:, None] * SIZE + dims[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
     result = tl.sum(block * factors[:, None], 0) / tl.sum(weights * factors, 0)

@@ -1,4 +1,4 @@
-"""A segment: the rows that one sequence brings to a ragged pass, and what each of them may see."""
+"""A segment: the rows of one sequence in a ragged pass, and what each of them may see."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slipstream.tree import Prepared, TokenTree
 class Segment:
     """New rows of one sequence.
 
-    The rows go to the slots behind `committed + earlier`: `earlier` rows of the open tree were written by passes before
-    this one (a draft model grows its tree level by level) and may be read. Every committed row is visible to every
-    new row; `visible` says which open rows are, [new rows, earlier + new rows].
+    The rows go to the slots after `committed + earlier`: `earlier` rows of the open tree were written by previous
+    passes (a draft model grows its tree level by level) and may be read. Every committed row is visible to every new
+    row; `visible` says which open rows are, [new rows, earlier + new rows].
     """
 
     table: PageTable
@@ -26,8 +26,8 @@ class Segment:
     open_positions: npt.NDArray[np.int64]  # absolute positions of all open rows: earlier ones first, then the new
     visible: npt.NDArray[np.bool_]
     logits_from: int  # the first new row whose logits are needed; len(tokens) for none
-    prepared: Prepared | None = None  # the rows have been through the first layers already
-    causal: bool = False  # a chain behind the committed rows: each row stands at its position and sees all before it
+    prepared: Prepared | None = None  # the rows have already been through the first layers
+    causal: bool = False  # a chain after the committed rows: each row is at its position and sees all before it
 
     @property
     def rows(self) -> int:
@@ -36,7 +36,7 @@ class Segment:
 
     @property
     def earlier(self) -> int:
-        """How many open rows were there before."""
+        """How many open rows existed before."""
         return len(self.open_positions) - len(self.tokens)
 
     @property
@@ -55,6 +55,12 @@ class Segment:
         return self.committed + self.earlier
 
 
+def chain_segment(table: PageTable, committed: int, tokens: list[int], logits_from: int) -> Segment:
+    """Rows each of which sees all before it; logits from row `logits_from` on (`len(tokens)`: none)."""
+    positions = np.arange(committed, committed + len(tokens), dtype=np.int64)
+    return Segment(table, committed, tokens, positions, np.tri(len(tokens), dtype=np.bool_), logits_from, causal=True)
+
+
 def tree_segment(
     table: PageTable,
     committed: int,
@@ -64,27 +70,23 @@ def tree_segment(
 ) -> Segment:
     """The rows of `pending` (a chain of known tokens, the last of which is the root) and of the tree below it.
 
-    `tree=None`: a piece of a prompt, nothing to accept, no logits. `first_node` > 0: nodes before it (and `pending`)
+    `tree=None`: a chunk of a prompt, nothing to accept, no logits. `first_node` > 0: nodes before it (and `pending`)
     were written by earlier passes; only the nodes from there on are new.
     """
     lead = len(pending)
-    chain = np.arange(committed, committed + lead, dtype=np.int64)
-    causal = np.tri(lead, dtype=np.bool_)
     if tree is None:
-        return Segment(table, committed, pending, chain, causal, lead, causal=True)
-    nodes = len(tree)
+        return chain_segment(table, committed, pending, lead)
     if first_node == 0 and tree.is_chain:
-        tokens = pending + tree.tokens[1:]
-        positions = np.arange(committed, committed + len(tokens), dtype=np.int64)
-        return Segment(table, committed, tokens, positions, np.tri(len(tokens), dtype=np.bool_), lead - 1, causal=True)
-    # The root is both the last pending row and node 0, so node i lies i rows behind it.
-    root = lead - 1
+        return chain_segment(table, committed, [*pending, *tree.tokens[1:]], lead - 1)
+    # The root is both the last pending row and node 0, so node i is i rows after it.
+    root, nodes = lead - 1, len(tree)
+    chain = np.arange(committed, committed + lead, dtype=np.int64)
     depths = np.asarray(tree.depths[1:], dtype=np.int64)
     positions = np.concatenate([chain, chain[-1] + depths])
     visible = np.zeros((root + nodes, root + nodes), dtype=np.bool_)
-    visible[:lead, :lead] = causal
+    visible[:lead, :lead] = np.tri(lead, dtype=np.bool_)
     visible[lead:, :root] = True
     visible[root:, root:] = tree.ancestor_mask()
     if first_node == 0:
-        return Segment(table, committed, pending + tree.tokens[1:], positions, visible, root)
-    return Segment(table, committed, tree.tokens[first_node:], positions, visible[root + first_node :], 0)
+        return Segment(table, committed, [*pending, *tree.tokens[1:]], positions, visible, root)
+    return Segment(table, committed, list(tree.tokens[first_node:]), positions, visible[root + first_node :], 0)

@@ -1,7 +1,7 @@
-"""Which rows of a pass the paged kernel takes together, and what each of them sees: segments as arrays.
+"""Tiles: the rows of a pass that the paged kernels process together, and what each row sees, as arrays.
 
 A tile is a few rows of one sequence; with the query heads of one KV head they make the query block of one program. Rows
-of a chain (a piece of a prompt, a lone token) see every column up to their own, which needs no mask. Rows of a tree
+of a chain (a chunk of a prompt, a single token) see every column up to their own, which needs no mask. Rows of a tree
 have a bit for each open column.
 """
 
@@ -16,19 +16,19 @@ import torch
 
 from slipstream.attention.segment import Segment
 
-# The facts about a tile, as the kernels read them.
+# The fields of a tile, as the kernels read them.
 ROW = 0  # the tile's first row
 COUNT = 1  # how many rows it has
-TABLE = 2  # its line of the page tables
+TABLE = 2  # its row of the page tables
 SLOT = 3  # slot of its first row
 COMMITTED = 4  # columns that every row sees
-STOP = 5  # one past the last open column; chains stop at their own
+STOP = 5  # one past the last open column; rows of chains end at their own
 OPEN = 6  # where the open columns' positions begin; -1 for a chain
 FACTS = 7
 
-_MOST_QUERIES = 64  # of one program, which holds all of them
-_LEAST_QUERIES = 16  # below this there is no product on tensor cores
-_ALIGN = 4  # numbers: kernels are compiled anew for arrays that do not begin at 16 bytes
+_MOST_QUERIES = 64  # of one program
+_LEAST_QUERIES = 16  # the minimum of tensor cores
+_ALIGN = 4  # elements: kernels are compiled anew for arrays that are not aligned to 16 bytes
 
 Numbers = npt.NDArray[np.int32]
 
@@ -38,9 +38,9 @@ class Tiles:
     """The rows of a pass, tile by tile."""
 
     rows: int
-    queries: int  # of one tile, its rows' query heads counted and filled up to a power of two
+    queries: int  # of one tile: its rows' query heads, padded to a power of two
     trees: bool  # whether any tile has rows of a tree
-    fields: torch.Tensor  # [FACTS, tiles]; these, and positions, are int32 or, where lanes made them, int64
+    fields: torch.Tensor  # [FACTS, tiles]; these and positions are int32, or int64 if lanes made them
     tables: torch.Tensor  # int32 [sequences, pages of the longest]
     positions: torch.Tensor  # [rows]
     open_positions: torch.Tensor  # tree after tree
@@ -51,11 +51,11 @@ class Tiles:
         """The tiles of a ragged pass; `group` query heads share a KV head."""
         queries = query_block(group, max(s.rows for s in segments))
         rows, trees = sum(s.rows for s in segments), any(not s.causal for s in segments)
-        return cls(rows, queries, trees, *_sent(tile_arrays(segments, queries // group), device))
+        return cls(rows, queries, trees, *_to_device(tile_arrays(segments, queries // group), device))
 
 
 def tile_arrays(segments: Sequence[Segment], height: int) -> list[Numbers]:
-    """Fields, tables, positions, open positions and bits of a ragged pass whose tiles have `height` rows at most."""
+    """Fields, tables, positions, open positions and bits of a ragged pass with tiles of at most `height` rows."""
     trees = [s for s in segments if not s.causal]
     facts: list[Numbers] = []
     row = opened = 0
@@ -80,9 +80,9 @@ def tile_arrays(segments: Sequence[Segment], height: int) -> list[Numbers]:
 
 
 class LaneTiles:
-    """Tiles of passes that bring the same number of rows of every sequence, wherever those have got to by then.
+    """Tiles of passes with the same number of rows for every sequence, at any position.
 
-    All that depends on where is made of tensors on the device, so that such a pass can be captured.
+    Everything that depends on the positions is computed on the device, so that such a pass can be captured.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class LaneTiles:
         self._queries = queries
         self._nothing = torch.zeros(1, 1, dtype=torch.int32, device=tables.device)
 
-    def behind(
+    def after(
         self, committed: torch.Tensor, bits: torch.Tensor | None = None, positions: torch.Tensor | None = None
     ) -> Tiles:
-        """The tiles behind so many committed rows of each sequence, [sequences].
+        """The tiles after `committed` rows of each sequence, [sequences].
 
-        Of rows of trees: `bits` int32 [rows, words], and `positions` [rows]. A window asks where the open columns
-        stand, and is answered only where no rows were written before.
+        For rows of trees: `bits` int32 [rows, words], and `positions` [rows]. Windows are supported only without
+        `earlier` rows.
         """
         fields = torch.addcmul(self._base, self._moving, committed[:, None])
         nothing = self._nothing
@@ -136,7 +136,7 @@ class LaneTiles:
 
 
 def query_block(group: int, rows: int) -> int:
-    """Queries of one program where the longest segment has `rows` rows: a power of two, at least one whole row."""
+    """Queries of one program if the longest segment has `rows` rows: a power of two, at least one whole row."""
     wanted = max(group, min(group * rows, _MOST_QUERIES), _LEAST_QUERIES)
     return 1 << (wanted - 1).bit_length()
 
@@ -149,7 +149,7 @@ def _tables(segments: Sequence[Segment]) -> Numbers:
 
 
 def _bits(segments: Sequence[Segment]) -> Numbers:
-    """[rows, words]: bit j of a row's words is set where the row sees open column j."""
+    """[rows, words]: bit j of a row's words is set if the row sees open column j."""
     words = max(-(-len(s.open_positions) // 32) for s in segments if not s.causal)
     packed = np.zeros((sum(s.rows for s in segments), 4 * words), dtype=np.uint8)
     row = 0
@@ -161,8 +161,8 @@ def _bits(segments: Sequence[Segment]) -> Numbers:
     return packed.view("<i4")
 
 
-def _sent(arrays: list[Numbers], device: str) -> list[torch.Tensor]:
-    """All arrays in one copy to the device, each beginning at 16 bytes."""
+def _to_device(arrays: list[Numbers], device: str) -> list[torch.Tensor]:
+    """All arrays in one copy to the device, each aligned to 16 bytes."""
     sizes = [-(-array.size // _ALIGN) * _ALIGN for array in arrays]
     flat = np.zeros(sum(sizes), dtype=np.int32)
     start = 0

@@ -1,1 +1,1 @@
-"""Measuring: bodies, which give a small model the cost of a large one."""
+"""Measurements on the user's own prompts."""

@@ -1,1 +1,1 @@
-"""The verbs of the command line: one file and one plain function each. No file here needs typer, or insists on rich."""
+"""The verbs of the command line: one file and one plain function each. typer is not needed here, rich is optional."""

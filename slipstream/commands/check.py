@@ -1,4 +1,4 @@
-"""`slipstream check`: will it run here? Answered from headers and configurations, before any weight is read."""
+"""`slipstream check`: whether a model fits this machine, from headers and configurations, without reading weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from slipstream import checks
 from slipstream.commands.check_heads import TrainedHead, examine_head
-from slipstream.commands.opening import fetch_models
-from slipstream.commands.options import Described, ModelSetup
-from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs, show_table
-from slipstream.errors import DraftMismatch, OptionError
+from slipstream.commands.check_missing import missing_models, tell_missing
+from slipstream.commands.shared.opening import fetch_models
+from slipstream.commands.shared.options import Described, ModelSetup
+from slipstream.commands.shared.terminal import mebibytes, print_json, say, show_pairs, show_table
+from slipstream.errors import DraftMismatch
 from slipstream.models.memory import KV_SHARE, SPARE_PAGES, available_bytes
 
 if TYPE_CHECKING:
     import torch
 
     from slipstream.drafters import DrafterSpec
-    from slipstream.drafters.translate import Crossing
-    from slipstream.drafters.vocabulary import VocabularyComparison
-    from slipstream.models.adapter_checkpoint import AdapterCheckpoint
-    from slipstream.models.checkpoint import Checkpoint
+    from slipstream.drafters.foreign.translate import Crossing
+    from slipstream.drafters.foreign.vocabulary import VocabularyComparison
     from slipstream.models.config import ModelConfig
+    from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
+    from slipstream.models.formats.checkpoint import Checkpoint
 
 _FACTS = (
     "family", "parameters", "layers", "hidden_size", "heads", "kv_heads", "experts", "vocab_size", "context",
@@ -31,7 +33,7 @@ _FACTS = (
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by purpose, and what is free."""
+    """Bytes by purpose, and free bytes."""
 
     weights: int
     kv: int
@@ -41,23 +43,23 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All that is needed."""
+        """Bytes needed in all."""
         return self.weights + self.kv + self.draft_weights + self.draft_kv
 
     @property
     def left_for_kv(self) -> int:
-        """What K/V may take once the weights are in."""
+        """Bytes for the KV cache after the weights are loaded."""
         return int(KV_SHARE * (self.available - self.weights - self.draft_weights))
 
     @property
     def fits(self) -> bool:
-        """Whether everything has room."""
+        """Whether everything fits."""
         return self.kv + self.draft_kv <= self.left_for_kv
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A model that drafts: its vocabulary beside the target's, what translating between them costs, what is wrong."""
+    """A draft model: its vocabulary compared with the target's, the cost of translation, problems."""
 
     model: str
     config: ModelConfig
@@ -70,7 +72,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that was found out."""
+    """The results of a check."""
 
     model: str
     config: ModelConfig
@@ -85,7 +87,7 @@ class Findings:
 
     @property
     def problems(self) -> list[str]:
-        """Every reason why it would not run."""
+        """All reasons why it would not run."""
         found = []
         if not self.memory.fits:
             found.append(self._memory_problem())
@@ -102,10 +104,15 @@ class Findings:
 
 def check(
     setup: ModelSetup | None = None,
+    fetch: Annotated[bool, Described("download missing models")] = False,
     as_json: Annotated[bool, Described("print JSON", ("--json",))] = False,
 ) -> int:
-    """Tell whether a model and its drafter fit this machine, without loading them."""
-    findings = examine(setup or ModelSetup())
+    """Check whether a model and its drafter fit this machine, without loading them."""
+    setup = setup or ModelSetup()
+    if not fetch and (missing := missing_models(setup.model, setup.drafter())):
+        tell_missing(missing, as_json=as_json)
+        return 2
+    findings = examine(setup)
     if as_json:
         print_json(_as_dict(findings), indent=2)
     else:
@@ -114,10 +121,10 @@ def check(
 
 
 def examine(setup: ModelSetup) -> Findings:
-    """Read headers and tokenizers and do the sums."""
+    """Read headers and tokenizers and compute the memory."""
     spec = setup.drafter()
+    from slipstream.models.formats.resolve import open_model
     from slipstream.models.load import choose_device, choose_dtype, choose_quantize, require_exact, weight_bytes
-    from slipstream.models.loader import open_model
 
     device = choose_device(setup.device)
     dtype = choose_dtype(setup.dtype, device)
@@ -150,10 +157,10 @@ def examine(setup: ModelSetup) -> Findings:
     )
 
 
-def _length(asked: int | None, context: int) -> int:
-    if asked is not None and not 1 <= asked <= context:
-        raise OptionError(f"max_model_len={asked} is out of range", hint=f"valid: 1 to {context}, the model's own")
-    return asked or context
+def _length(requested: int | None, context: int) -> int:
+    if requested is None:
+        return context
+    return checks.integer("max_model_len", requested, 1, context, valid=f"1 to {context}, the model's own")
 
 
 def _examine_draft(
@@ -161,10 +168,10 @@ def _examine_draft(
 ) -> Draft:
     """The model that one drafter runs."""
     from slipstream.drafters import drafter_class
-    from slipstream.drafters.translate import make_translator, measure
-    from slipstream.drafters.vocabulary import compare_vocabularies
+    from slipstream.drafters.foreign.translate import make_translator, measure
+    from slipstream.drafters.foreign.vocabulary import compare_vocabularies
+    from slipstream.models.formats.resolve import open_model
     from slipstream.models.load import choose_quantize, weight_bytes
-    from slipstream.models.loader import open_model
 
     assert spec.model is not None
     draft = open_model(spec.model)
@@ -204,12 +211,12 @@ def _rows(tokens: int) -> int:
 
 
 def _kv_bytes(config: ModelConfig, dtype: torch.dtype, tokens: int) -> int:
-    """K/V of one sequence of full length."""
+    """KV cache of one sequence of full length."""
     return _rows(tokens) * config.kv_bytes_per_token(dtype.itemsize)
 
 
 def _affordable(memory: Memory, tokens: int) -> int:
-    """The longest sequence that would fit, where one of `tokens` does not; 0 if none does."""
+    """The longest sequence that would fit if one of `tokens` does not; 0 if none does."""
     from slipstream.cache import PAGE_SIZE
 
     per_page = (memory.kv + memory.draft_kv) // _pages(tokens)
@@ -251,8 +258,8 @@ def _shape(config: ModelConfig) -> dict[str, object]:
 
 
 def _native(config: ModelConfig) -> bool:
-    """Whether our own decoder runs it; transformers does otherwise."""
-    from slipstream.models.adapter_checkpoint import AdapterConfig
+    """Whether our own decoder runs it; otherwise transformers does."""
+    from slipstream.models.formats.adapter_checkpoint import AdapterConfig
 
     return not isinstance(config, AdapterConfig)
 
@@ -285,7 +292,7 @@ def _print(findings: Findings) -> None:
     facts += [("head", head.describe()) for head in findings.heads if head.problem is None]
     show_pairs(facts)
     if not all(_native(config) for config in (findings.config, *(draft.config for draft in findings.drafts))):
-        say("what is not native runs through transformers, slower; only loading it shows whether it can run trees")
+        say("not native: it runs through transformers, slower; whether it can verify trees is known after loading")
     say()
     context = f"K/V for {findings.max_model_len:,} tokens"
     sums = [["weights", mebibytes(memory.weights)], [context, mebibytes(memory.kv)]]

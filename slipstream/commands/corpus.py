@@ -1,4 +1,4 @@
-"""`slipstream corpus build`: texts into a corpus that drafts are retrieved from."""
+"""`slipstream corpus build`: builds a corpus to retrieve drafts from."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from slipstream.commands.opening import fetch_models
-from slipstream.commands.options import Described
-from slipstream.commands.terminal import ProgressBar, mebibytes, note, passing, say
+from slipstream.commands.shared.opening import fetch_models
+from slipstream.commands.shared.options import Described
+from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, passing, say
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from slipstream.drafters.corpus import Header
-    from slipstream.drafters.corpus_build import CorpusWriter
-    from slipstream.drafters.corpus_files import Reader, Source
+    from slipstream.drafters.retrieval.corpus import Header
+    from slipstream.drafters.retrieval.corpus_build import CorpusWriter
+    from slipstream.drafters.retrieval.corpus_files import Reader, Source
     from slipstream.text import Tokenizer
 
 
@@ -25,7 +25,7 @@ def build(
     files: Annotated[
         tuple[str, ...], Described("text files, .jsonl files, directories", metavar="FILES", positional=True)
     ],
-    output: Annotated[str, Described("directory to make; a corpus there is replaced", ("--output", "-o"), "DIR")],
+    output: Annotated[str, Described("directory to create; an existing corpus is replaced", ("--output", "-o"), "DIR")],
     model: Annotated[
         str,
         Described("whose tokenizer to use: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL"),
@@ -36,11 +36,11 @@ def build(
 ) -> None:
     """Build a corpus for --speculate suffix:corpus=DIR."""
     if not files:
-        raise OptionError("there is nothing to build a corpus from", hint="name files or directories")
+        raise OptionError("no texts to build a corpus from", hint="name files or directories")
     with passing("loading torch ..."):
-        from slipstream.drafters.corpus import fingerprint
-        from slipstream.drafters.corpus_build import CorpusWriter, require_free
-        from slipstream.drafters.corpus_files import Reader, find_sources
+        from slipstream.drafters.retrieval.corpus import fingerprint
+        from slipstream.drafters.retrieval.corpus_build import CorpusWriter, require_free
+        from slipstream.drafters.retrieval.corpus_files import Reader, find_sources
     target = expanded(output)
     require_free(target)
     sources = find_sources(files, target)
@@ -61,7 +61,7 @@ def build(
 
 def _tokenizer(model: str) -> Tokenizer:
     from slipstream.drafters import DrafterSpec
-    from slipstream.models.loader import open_model
+    from slipstream.models.formats.resolve import open_model
 
     fetch_models(model, DrafterSpec("none"))
     with passing(f"opening {model} ..."):
@@ -72,7 +72,7 @@ def _tokenizer(model: str) -> Tokenizer:
 
 
 def _fill(writer: CorpusWriter, reader: Reader, sources: list[Source]) -> list[dict[str, Any]]:
-    """Write every document; what each source came to."""
+    """Write every document; returns the counts of each source."""
     total, done, counted = sum(source.size for source in sources), 0, []
     with ProgressBar() as bar:
 
@@ -111,6 +111,6 @@ def _report(target: Path, header: Header) -> None:
     shards = f"{len(header.shards)} shard{'s' if len(header.shards) > 1 else ''}"
     say(f"{target}: {header.documents:,} documents, {header.tokens:,} tokens, {shards}, {mebibytes(size)}")
     spelled = f"suffix:corpus={target}"
-    if "," in spelled:  # commas part options
+    if "," in spelled:  # commas separate options
         spelled = json.dumps({"method": "suffix", "corpus": str(target)})
     note(f"use it: slipstream run --speculate {shlex.quote(spelled)} ...")

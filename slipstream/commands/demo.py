@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.commands.demo_prompts import PROMPTS, DemoPrompt
-from slipstream.commands.opening import open_llm
-from slipstream.commands.options import Described, EngineSetup, Sampling
-from slipstream.commands.show import Origins, legend, mark_origins
-from slipstream.commands.terminal import coloured, passing, print_json, say, show_table
+from slipstream.commands.shared.opening import open_llm
+from slipstream.commands.shared.options import Described, EngineSetup, Sampling, require_single_answer
+from slipstream.commands.shared.show import Origins, legend, mark_origins
+from slipstream.commands.shared.terminal import coloured, passing, print_json, say, show_table
 from slipstream.errors import OptionError
+from slipstream.types import Stats
 
 if TYPE_CHECKING:
     from slipstream.drafters import DrafterSpec
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = 128
 _TRAINED = "eagle3"
-_ROUNDS = 2  # plain and speculative take turns; the faster run of each counts: other programs can only slow one down
+_ROUNDS = 2  # plain and speculative alternate; the faster run of each counts, as other programs only slow a run down
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Comparison:
 
     @property
     def speedup(self) -> float:
-        """Decode time over decode time, for the same tokens."""
-        return _ratio(self.speculative.stats.tokens_per_second, self.plain.stats.tokens_per_second)
+        """Speed-up of the speculative answer."""
+        return _speedup(self.plain.stats, self.speculative.stats)
 
     def as_dict(self) -> dict[str, object]:
         """Plain numbers for JSON."""
@@ -64,9 +65,9 @@ def demo(
     sampling: Sampling | None = None,
     as_json: Annotated[bool, Described("print one JSON object at the end", ("--json",))] = False,
 ) -> int:
-    """Answer six prompts plainly and speculatively, and compare."""
+    """Answer six prompts with plain and speculative decoding, and compare."""
     setup, sampling = setup or EngineSetup(), sampling or Sampling()
-    sampling.require_single_answer("demo")
+    require_single_answer(sampling, "demo")
     params = sampling.params(max_tokens=_MAX_TOKENS, seed=0)
     spec = setup.drafter()
     llm = open_llm(setup)
@@ -95,11 +96,11 @@ def demo(
 
 
 def _best(llm: LLM) -> DrafterSpec | None:
-    """The best drafter that was trained for this model, if one was, and what the text itself repeats."""
-    from slipstream.drafters import trained
+    """The best drafter trained for this model, if any, merged with `suffix`."""
+    from slipstream.drafters.heads import head_checkpoint
     from slipstream.drafters.registry import parse_speculate
 
-    return parse_speculate(f"suffix+{_TRAINED}") if trained.find(_TRAINED, llm.model.fingerprint) else None
+    return parse_speculate(f"suffix+{_TRAINED}") if head_checkpoint.find(_TRAINED, llm.model.fingerprint) else None
 
 
 def _encode(llm: LLM, prompt: DemoPrompt) -> list[int]:
@@ -116,7 +117,7 @@ def _compare(llm: LLM, prompt: DemoPrompt, spec: DrafterSpec, params: SamplingPa
     pieces: list[tuple[str, bool]] = []
     for _ in range(_ROUNDS):
         for drafter, runs in ((None, plain), (spec, speculative)):
-            llm.use(drafter)  # a new one each time: a drafter that remembers answers must not have seen this one
+            llm.use(drafter)  # a new one each time: a drafter that learns from answers must not have seen this one
             completion, pieces = _answer(llm, prompt_ids, params)
             runs.append(completion)
     texts = {tuple(completion.token_ids) for completion in plain + speculative}
@@ -137,8 +138,11 @@ def _fastest(runs: list[Completion]) -> Completion:
     return min(runs, key=lambda completion: completion.stats.decode_ms)
 
 
-def _ratio(one: float, other: float) -> float:
-    return one / other if other else 0.0
+def _speedup(plain: Stats, speculative: Stats) -> float:
+    """Ratio of decode speeds; if a single step gave a whole answer, of total times."""
+    if plain.decoded and speculative.decoded:
+        return speculative.tokens_per_second / plain.tokens_per_second
+    return (plain.prefill_ms + plain.decode_ms) / (speculative.prefill_ms + speculative.decode_ms)
 
 
 def _report(setup: EngineSetup, spec: DrafterSpec, llm: LLM, compared: list[Comparison]) -> dict[str, Any]:
@@ -146,22 +150,20 @@ def _report(setup: EngineSetup, spec: DrafterSpec, llm: LLM, compared: list[Comp
 
     from slipstream import __version__
 
-    plain_ms = sum(c.plain.stats.decode_ms for c in compared)
-    speculative_ms = sum(c.speculative.stats.decode_ms for c in compared)
-    plain_tokens = sum(c.plain.stats.emitted - 1 for c in compared)  # the first token is no decoding, as in tok/s
-    speculative_tokens = sum(c.speculative.stats.emitted - 1 for c in compared)
-    steps = sum(c.speculative.stats.steps for c in compared)
-    plain, speculative = _ratio(1000 * plain_tokens, plain_ms), _ratio(1000 * speculative_tokens, speculative_ms)
+    plain, speculative = Stats(), Stats()
+    for pair in compared:
+        plain.add(pair.plain.stats)
+        speculative.add(pair.speculative.stats)
     return {
         "prompts": [c.as_dict() for c in compared],
         "model": setup.model,
         "speculate": str(spec),
         "exact": llm.exact,
         "identical": all(c.identical for c in compared),
-        "plain_tok_s": round(plain, 2),
-        "speculative_tok_s": round(speculative, 2),
-        "speedup": round(_ratio(speculative, plain), 3),
-        "tokens_per_step": round(_ratio(sum(c.speculative.stats.emitted for c in compared), steps), 3),
+        "plain_tok_s": round(plain.tokens_per_second, 2),
+        "speculative_tok_s": round(speculative.tokens_per_second, 2),
+        "speedup": round(_speedup(plain, speculative), 3),
+        "tokens_per_step": round(speculative.tokens_per_step, 3),
         "torch_threads": torch.get_num_threads(),
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "device": llm.model.device,
@@ -195,20 +197,20 @@ def _print_table(compared: list[Comparison], report: dict[str, Any]) -> None:
     show_table(headers, rows, right=[1, 2, 3, 4])
     weights = "" if report["quantize"] == "none" else f", weights in {report['quantize']}"
     say(f"\n{report['dtype']} on {report['device']}{weights}, torch threads: {report['torch_threads']}")
-    say("See the trees that made it so:")
+    say("See the trees of each step:")
     say(f"  {_next_command(report['model'])}", "bold")
 
 
 def _next_command(model: str) -> str:
     """A command that works when pasted here."""
-    from slipstream.models.builtin import DEFAULT_MODEL
+    from slipstream.models.formats.builtin import DEFAULT_MODEL
 
     choice = "" if model == DEFAULT_MODEL else f" -m {shlex.quote(model)}"
     return f"{executable()} run{choice} --show tree 'Repeat: the quick brown fox jumps over the lazy dog'"
 
 
 def executable() -> str:
-    """How this program was called, as short as it can be said from here."""
+    """How this program was called, in the shortest form."""
     called = Path(sys.argv[0])
     if called.name != "slipstream" or not called.exists():
         return f"{_shortest(Path(sys.executable))} -m slipstream"

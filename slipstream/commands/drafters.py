@@ -1,4 +1,4 @@
-"""`slipstream drafters`: every way to draft that is installed, with its options."""
+"""`slipstream drafters`: lists the installed drafters and their options."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import dataclasses
 import typing
 from typing import Annotated, Any
 
-from slipstream.commands.options import Described
-from slipstream.commands.terminal import print_json, say, show_table
+from slipstream.commands.shared.options import Described
+from slipstream.commands.shared.terminal import print_json, say, show_table
 from slipstream.errors import OptionError
+from slipstream.types import Plan
 
 
 def drafters(
-    name: Annotated[str | None, Described("only this one", metavar="[NAME]", positional=True)] = None,
+    name: Annotated[str | None, Described("show only this drafter", metavar="[NAME]", positional=True)] = None,
     as_json: Annotated[bool, Described("print JSON", ("--json",))] = False,
 ) -> None:
     """List the drafters and their options."""
@@ -33,7 +34,7 @@ def drafters(
 
 
 def _describe_safely(name: str) -> dict[str, Any]:
-    """A drafter of another package may be broken; the list is not."""
+    """A broken drafter of another package must not break the list."""
     from slipstream.drafters import drafter_class
 
     try:
@@ -44,23 +45,31 @@ def _describe_safely(name: str) -> dict[str, Any]:
 
 def _describe(name: str, kind: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind.options_type)
-    complete = _can_be_left_alone(kind.options_type)
+    alone = _left_alone(kind.options_type)
     options = [
-        {"name": field.name, "type": _type_name(hints[field.name]), "default": _default(field, complete)}
+        {"name": field.name, "type": _type_name(hints[field.name]), "default": _default(field, alone is not None)}
         for field in dataclasses.fields(kind.options_type)
     ]
+    if alone is not None:
+        _add_usual(options, kind.usual(alone, on_cpu=True), kind.usual(alone, on_cpu=False))
     notes = " ".join((kind.options_type.__doc__ or "").split())
     texts = {fact: getattr(kind, fact, None) for fact in ("summary", "helps", "cost", "needs")}
     return {"name": name, **texts, "notes": notes, "options": options}
 
 
-def _can_be_left_alone(options: type[Any]) -> bool:
-    """Whether the drafter works without any option."""
+def _left_alone(options: type[Any]) -> Any:
+    """The default options; None if the drafter needs some from the user."""
     try:
-        options()
+        return options()
     except (OptionError, TypeError):
-        return False
-    return True
+        return None
+
+
+def _add_usual(options: list[dict[str, Any]], cpu: Plan, gpu: Plan) -> None:
+    """Add what the defaults of the common options mean on a CPU and on a GPU."""
+    for option in options:
+        if hasattr(cpu, option["name"]):
+            option |= {"cpu": getattr(cpu, option["name"]), "gpu": getattr(gpu, option["name"])}
 
 
 def _type_name(hint: Any) -> str:
@@ -70,7 +79,7 @@ def _type_name(hint: Any) -> str:
 
 
 def _default(field: dataclasses.Field[Any], complete: bool) -> Any:
-    """A value that JSON can hold; None where the option must be given."""
+    """A JSON value; None if the option is required."""
     missing = field.default is dataclasses.MISSING or (not complete and field.default in ("", ()))
     return None if missing else field.default
 
@@ -88,6 +97,9 @@ def _print(drafter: dict[str, Any], *, is_default: bool) -> None:
     rows = []
     for option in drafter["options"]:
         default = "(required)" if option["default"] is None else str(option["default"]) or "(none)"
-        rows.append([f"  {option['name']}", option["type"], default])
-    show_table(["  option", "type", "default"], rows)
+        meant = {option.get(device, option["default"]) for device in ("cpu", "gpu")}
+        per_device = [str(option["cpu"]), str(option["gpu"])] if meant != {option["default"]} else ["", ""]
+        rows.append([f"  {option['name']}", option["type"], default, *per_device])
+    shown = 5 if any(row[3] for row in rows) else 3
+    show_table(["  option", "type", "default", "on a CPU", "on a GPU"][:shown], [row[:shown] for row in rows])
     say()

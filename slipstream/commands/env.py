@@ -1,4 +1,4 @@
-"""`slipstream env`: what a bug report needs to know about a machine."""
+"""`slipstream env`: the facts about a machine that a bug report needs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-from slipstream.commands.options import Described
-from slipstream.commands.terminal import mebibytes, print_json, say, show_pairs
+from slipstream.commands.shared.options import Described
+from slipstream.commands.shared.terminal import mebibytes, print_json, say, show_pairs
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "numpy", "gguf", "jinja2", "huggingface_hub", "typer", "rich",
     "llvmlite", "triton",
 )  # fmt: skip
-# What changes how we run. Values of others (tokens, proxies) are nobody's business.
+# Variables that affect us. Values of others (tokens, proxies) are private.
 _VARIABLES = (
     "SLIPSTREAM_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
     "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "KMP_AFFINITY", "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES",
@@ -56,7 +56,7 @@ def _versions() -> dict[str, str | None]:
 def _hardware() -> dict[str, dict[str, Any]]:
     import torch
 
-    from slipstream.models.linear import packing_works
+    from slipstream.models.layers.linear import packing_works
     from slipstream.models.memory import available_bytes
 
     cpu = {
@@ -78,18 +78,18 @@ def _hardware() -> dict[str, dict[str, Any]]:
 
 
 def _own_kernels() -> str:
-    from slipstream.models.linear import native_works
-    from slipstream.native.machine import machine, squares
+    from slipstream.models.layers.linear import native_works
+    from slipstream.native.machine import has_amx, machine
 
     found = machine()
     if found is None or not native_works():
         return "no"
-    digits = f"{'with' if found.digits else 'without'} 8-bit and 4-bit products"
-    return f"vectors of {found.lanes} floats, {digits}{', with the matrix unit' if squares() else ''}"
+    digits = f"{'with' if found.int8 else 'without'} 8-bit and 4-bit GEMM"
+    return f"vectors of {found.lanes} floats, {digits}{', with AMX' if has_amx() else ''}"
 
 
 def cpu_model() -> str:
-    """What the CPU calls itself."""
+    """The CPU's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -100,12 +100,16 @@ def cpu_model() -> str:
 
 def _cache() -> dict[str, Any]:
     from slipstream import folders
-    from slipstream.models import builtin
+    from slipstream.models.formats import builtin
+    from slipstream.models.kept_weights import FOLDER, MOST_BYTES, kept_files
 
     folder = folders.cache_directory()
     files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
     size = sum(file.stat().st_size for file in files)
-    described: dict[str, Any] = {"directory": str(folder), "size": mebibytes(size)}
+    kept = kept_files()
+    weights = f"{len(kept)} models, {mebibytes(sum(file.stat().st_size for file in kept))}, at most "
+    weights += f"{mebibytes(MOST_BYTES)} or the newest, in {folder / FOLDER}"
+    described: dict[str, Any] = {"directory": str(folder), "size": mebibytes(size), "packed weights": weights}
     for name, model in builtin.MODELS.items():
         there = (folder / model.filename).exists()
         described[name] = f"{'here' if there else 'not downloaded yet'} ({mebibytes(model.size)})"
@@ -113,5 +117,5 @@ def _cache() -> dict[str, Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Those that are set."""
+    """The variables that are set."""
     return {name: os.environ[name] for name in _VARIABLES if name in os.environ}

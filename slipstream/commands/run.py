@@ -1,15 +1,15 @@
-"""`slipstream run`: one prompt, one answer, as it comes."""
+"""`slipstream run`: one prompt, one streamed answer."""
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-from slipstream.commands.opening import open_llm, stats_line
-from slipstream.commands.options import Described, EngineSetup, Sampling
-from slipstream.commands.show import Origins, draw_tree, legend, mark_origins
-from slipstream.commands.terminal import coloured, harmless, note, print_json, say
+from slipstream.commands.shared.answer_json import choice_as_dict, seeded
+from slipstream.commands.shared.opening import open_llm, stats_line
+from slipstream.commands.shared.options import Described, EngineSetup, Sampling
+from slipstream.commands.shared.show import Origins, draw_tree, legend, mark_origins
+from slipstream.commands.shared.terminal import coloured, harmless, note, print_json, say
 from slipstream.errors import OptionError, PromptError, unknown_choice
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ _SHOWS = ["origin", "tree"]
 
 
 def run(
-    prompt: Annotated[str, Described("what to ask; - reads standard input", metavar="PROMPT", positional=True)],
+    prompt: Annotated[str, Described("the prompt; - reads standard input", metavar="PROMPT", positional=True)],
     setup: EngineSetup | None = None,
     sampling: Sampling | None = None,
-    raw: Annotated[bool, Described("send the text as it is, without the chat template")] = False,
+    raw: Annotated[bool, Described("send the text unchanged, without the chat template")] = False,
     system: Annotated[str | None, Described("system message for the chat template", metavar="TEXT")] = None,
     show: Annotated[str | None, Described("origin: mark drafted tokens; tree: draw every step", metavar="WHAT")] = None,
     as_json: Annotated[bool, Described("print one JSON object at the end", ("--json",))] = False,
@@ -31,27 +31,27 @@ def run(
     """Answer one prompt."""
     setup, sampling = setup or EngineSetup(), sampling or Sampling()
     _check(show, as_json, sampling, raw, system)
-    params = sampling.params()
+    params = seeded(sampling.params())
     text = _read(prompt, raw)
     llm = open_llm(setup)
     prompt_ids = _encode(llm, text, raw, system)
     if as_json:
         output = llm.generate(prompt_ids, params)[0]
-        print_json(_summary(setup, llm, prompt_ids, output.outputs))
+        print_json(_summary(setup, llm, prompt_ids, output.outputs, params))
         return
     completions = _follow(llm, prompt_ids, params, show)
     for completion in completions:
-        note(_ending(completion, params))
+        note(_ending(completion, drawn=sampling.seed is None and not params.greedy))
 
 
 def _check(show: str | None, as_json: bool, sampling: Sampling, raw: bool, system: str | None) -> None:
-    """Refuse what cannot be honoured together."""
+    """Refuse options that exclude each other."""
     if show is not None and show not in _SHOWS:
         raise unknown_choice("--show", show, _SHOWS)
     if show is not None and as_json:
-        raise OptionError("--show is for people and --json for programs: give one of them")
+        raise OptionError("--show and --json exclude each other: give one of them")
     if show is not None and sampling.n != 1:
-        raise OptionError("--show follows one answer", hint="leave out -n")
+        raise OptionError("--show shows a single answer", hint="leave out -n")
     if sampling.logprobs is not None and not as_json:
         raise OptionError("--logprobs needs --json", hint="add --json")
     if raw and system is not None:
@@ -75,26 +75,28 @@ def _encode(llm: LLM, text: str, raw: bool, system: str | None) -> list[int]:
         raise OptionError(f"{llm.model.name} has no tokenizer, so it cannot read text", hint="the Python API takes ids")
     if raw or not llm.tokenizer.has_chat_template:
         if system is not None:
-            raise OptionError(f"{llm.model.name} has no chat template, so --system cannot be honoured")
+            raise OptionError(f"{llm.model.name} has no chat template, so --system is not supported")
         return llm.tokenizer.encode(text)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return llm.tokenizer.encode_chat([*messages, {"role": "user", "content": text}])
 
 
 def _follow(llm: LLM, prompt_ids: list[int], params: SamplingParams, show: str | None) -> list[Completion]:
-    """Write the answer while it is made; several answers one after the other, when all are done."""
-    assert llm.tokenizer is not None  # `_encode` has asked
+    """Stream the answer; several answers are shown when all are done."""
+    assert llm.tokenizer is not None  # checked by `_encode`
     origins, colour = Origins(llm.tokenizer, prompt_ids), coloured(sys.stdout)
     if show == "origin":
         note(legend(colour))
     done: list[Completion] = []
     steps = 0
-    for delta in llm.stream(prompt_ids, params):
-        if show == "tree" and delta.tree is not None:
+    for delta in llm.stream(prompt_ids, params, trace=show == "tree"):
+        given = delta.token_ids
+        for tree in delta.trees:
             steps += 1
-            head, *rest = draw_tree(delta.tree, delta.token_ids, llm.tokenizer)
+            head, *rest = draw_tree(tree, given, llm.tokenizer)
             say("\n".join([f"step {steps:<3} {head}", *rest]))
-        elif params.n == 1:
+            given = given[len(tree.walk(given)) + 1 :]
+        if show != "tree" and params.n == 1:
             text = mark_origins(origins.push(delta), colour) if show == "origin" else harmless(delta.text, sys.stdout)
             print(text, end="", flush=True)
         if delta.completion is not None:
@@ -109,18 +111,21 @@ def _follow(llm: LLM, prompt_ids: list[int], params: SamplingParams, show: str |
     return done
 
 
-def _ending(completion: Completion, params: SamplingParams) -> str:
+def _ending(completion: Completion, *, drawn: bool) -> str:
+    """Counters, and the seed if it was drawn."""
     line = stats_line(completion.stats)
     if completion.finish_reason == "length":
         line += ", cut by --max-tokens or the context"
-    if not params.greedy and params.seed is None and completion.index == 0:
+    if drawn and completion.index == 0:
         line += f", seed {completion.seed}"
     return line
 
 
-def _summary(setup: EngineSetup, llm: LLM, prompt_ids: list[int], completions: list[Completion]) -> dict[str, object]:
-    """Everything a program may want; the first choice's fields are at hand directly, `choices` has all."""
-    choices = [_choice(completion) for completion in completions]
+def _summary(
+    setup: EngineSetup, llm: LLM, prompt_ids: list[int], completions: list[Completion], params: SamplingParams
+) -> dict[str, object]:
+    """The JSON summary; the first choice's fields are at the top level, `choices` has all."""
+    choices = [choice_as_dict(completion, params) for completion in completions]
     return {
         "model": setup.model,
         "speculate": str(setup.drafter()),
@@ -132,29 +137,3 @@ def _summary(setup: EngineSetup, llm: LLM, prompt_ids: list[int], completions: l
         **choices[0],
         "choices": choices,
     }
-
-
-def _choice(completion: Completion) -> dict[str, object]:
-    choice: dict[str, object] = {
-        "index": completion.index,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "stats": completion.stats.as_dict(),
-    }
-    if completion.logprobs is not None:
-        choice["logprobs"] = [
-            {
-                "token_id": entry.token_id,
-                "logprob": _finite(entry.logprob),
-                "top": [{"token_id": token, "logprob": _finite(value)} for token, value in entry.top],
-            }
-            for entry in completion.logprobs
-        ]
-    return choice
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no infinity; a token that cannot come has none to tell."""
-    return value if math.isfinite(value) else None

@@ -11,31 +11,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from slipstream.commands.opening import fetch_models
-from slipstream.commands.options import Described
-from slipstream.commands.terminal import mebibytes, note, passing, say
+from slipstream import checks
+from slipstream.commands.shared.opening import fetch_models
+from slipstream.commands.shared.options import Described, TargetName
+from slipstream.commands.shared.terminal import mebibytes, note, passing, say
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from slipstream.models.adapter_checkpoint import AdapterCheckpoint
-    from slipstream.models.checkpoint import Checkpoint
+    from slipstream.bench.tune.prompts import Dialogue
+    from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
+    from slipstream.models.formats.checkpoint import Checkpoint
     from slipstream.text import Tokenizer
-    from slipstream.train.conversation import Author
     from slipstream.train.data import ChatWriter
-    from slipstream.train.synth import Room, Status, Write
-    from slipstream.tuning.prompts import Dialogue
+    from slipstream.train.synth.conversation import Author
+    from slipstream.train.synth.write import Room, Status, Write
 
 _COUNT = 20_000
-_SHOW_EVERY = 0.2  # seconds between two drawings of the progress
+_SHOW_EVERY = 0.2  # seconds between two updates of the progress
 
 
 def synth(
-    output: Annotated[str, Described("directory to make, or to go on with", ("--output", "-o"), "DIR")],
-    model: Annotated[
-        str, Described("the target: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
-    ] = DEFAULT_MODEL,
+    output: Annotated[str, Described("directory to create, or to continue", ("--output", "-o"), "DIR")],
+    model: TargetName = DEFAULT_MODEL,
     count: Annotated[
         int | None,
         Described(f"conversations to write (default: {_COUNT:,}, or all of --prompts)", ("-n", "--count"), "COUNT"),
@@ -43,40 +42,37 @@ def synth(
     prompts: Annotated[
         str | None,
         Described(
-            "answer these and write no user turns: .txt with a prompt a line, or .jsonl with prompt, question, "
+            "answer these instead of making prompts: .txt with one per line, or .jsonl with prompt, question, "
             "instruction (and input), turns, messages or text",
             metavar="FILE",
         ),
     ] = None,
     max_tokens: Annotated[int, Described("longest answer in tokens")] = 320,
-    seed: Annotated[int, Described("another seed, other conversations")] = 0,
-    at_once: Annotated[
-        int | None, Described("conversations under way together (default: 1024 on a GPU, 32 on a CPU)")
-    ] = None,
+    seed: Annotated[int, Described("seed of the conversations")] = 0,
+    at_once: Annotated[int | None, Described("concurrent conversations (default: 1024 on a GPU, 32 on a CPU)")] = None,
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
     threads: Annotated[
-        int | None, Described("CPU threads (default: torch's choice, shared out among the writers)")
+        int | None, Described("CPU threads (default: torch's choice, divided among the writers)")
     ] = None,
     writers: Annotated[
-        int, Described("processes side by side, each with the whole model: a GPU waits for the host of one")
+        int, Described("writer processes, each with the whole model: with one, a GPU waits for the host")
     ] = 1,
 ) -> None:
-    """Let a model write conversations to train drafters on; the same command goes on with what was interrupted."""
+    """Let a model write conversations to train drafters on; the same command continues an interrupted run."""
     least_one = {"n": count, "max_tokens": max_tokens, "at_once": at_once, "threads": threads, "writers": writers}
     for name, value in least_one.items():
-        if value is not None and value < 1:
-            raise OptionError(f"{name}={value} is out of range", hint="valid: 1 or more")
-    if not 0 <= seed < 2**63:
-        raise OptionError(f"seed={seed} is out of range", hint="valid: 0 to 2**63 - 1")
+        if value is not None:
+            checks.integer(name, value, 1)
+    checks.integer("seed", seed, 0, 2**63 - 1, valid="0 to 2**63 - 1")
     directory = expanded(output)
     with passing("loading torch ..."):
         import torch
 
-        from slipstream.models.loader import open_model
-        from slipstream.train.conversation import RECIPE, Author
-        from slipstream.train.phrasebook import phrasebook
-        from slipstream.tuning.prompts import read_dialogues
+        from slipstream.bench.tune.prompts import read_dialogues
+        from slipstream.models.formats.resolve import open_model
+        from slipstream.train.synth.conversation import RECIPE, Author
+        from slipstream.train.synth.phrasebook import phrasebook
     if threads is not None or writers > 1:
         torch.set_num_threads(threads or max(1, torch.get_num_threads() // writers))
     dialogues = None if prompts is None else read_dialogues(expanded(prompts))
@@ -104,10 +100,10 @@ def synth(
 
 @contextmanager
 def _writing(directory: Path) -> Iterator[None]:
-    """A directory or a disk that does not take the data is told in one line."""
+    """Report an unwritable directory or a full disk in one line."""
     try:
         yield
-    except BrokenPipeError:  # somebody does not listen any more: another matter
+    except BrokenPipeError:  # the reader of stdout is gone: handled elsewhere
         raise
     except OSError as error:
         raise OptionError(f"cannot write {str(directory)!r}: {error.strerror or error}") from error
@@ -130,7 +126,7 @@ def _fetch(model: str) -> None:
 def _guidance(
     checkpoint: Checkpoint | AdapterCheckpoint, seed: int, max_tokens: int, dialogues: list[Dialogue] | None
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """The arguments of an `Author`, the tokenizer apart."""
+    """The arguments of an `Author`, without the tokenizer."""
     config, tokenizer = checkpoint.config, checkpoint.tokenizer()
     if tokenizer is None:
         raise OptionError(f"{checkpoint.name} has no tokenizer, so it cannot write")
@@ -148,10 +144,10 @@ def _room(
     device: str,
     writers: int,
 ) -> tuple[Room, str]:
-    """How much runs together in each process, and the name of the dtype that `auto` stands for."""
+    """How much runs at once in each process, and the dtype that `auto` resolves to."""
     from slipstream.models.load import choose_device, choose_dtype, require_memory, weight_bytes
     from slipstream.models.memory import available_bytes
-    from slipstream.train.synth import AT_ONCE, find_room
+    from slipstream.train.synth.write import AT_ONCE, find_room
 
     device = choose_device(device)
     kind = choose_dtype(dtype, device)
@@ -165,7 +161,7 @@ def _room(
 
 
 def _most_bytes(vocab_size: int, author: Author) -> int:
-    """Of one conversation on disk."""
+    """Size of one conversation on disk."""
     from slipstream.train.data_files import INDEX, token_bytes
 
     return author.longest * token_bytes(vocab_size) + INDEX.itemsize
@@ -176,13 +172,13 @@ def _require_disk(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(there).free
     if needed > free:
         raise OptionError(
-            f"{str(directory)!r} may need {mebibytes(needed)}, and {mebibytes(free)} are free",
+            f"{str(directory)!r} may need {mebibytes(needed)}, but {mebibytes(free)} are free",
             hint="a smaller -n or --max-tokens, or another disk",
         )
 
 
 def _require_writable(directory: Path) -> None:
-    """Find out before anybody has waited for the model."""
+    """Check before the model is loaded."""
     directory.mkdir(parents=True, exist_ok=True)
     probe = directory / "data.json.partial"
     probe.touch()
@@ -203,11 +199,11 @@ def _loading(model: str, dtype: str, device: str, room: Room) -> dict[str, Any]:
 
 
 class _Hands(NamedTuple):
-    """Those that write: one engine here, or those of other processes."""
+    """The engines that write: one here, or those of other processes."""
 
     fingerprint: str  # of the model
     vocab_size: int
-    speed: Callable[[], float]  # tokens a second
+    speed: Callable[[], float]  # tokens per second
     write: Write
 
 
@@ -215,12 +211,12 @@ class _Hands(NamedTuple):
 def _hands(
     loading: dict[str, Any], author: Author, guidance: dict[str, Any], room: Room, writers: int
 ) -> Iterator[_Hands]:
-    """`loading` and `guidance`: what other processes make an `LLM` and an `Author` of, as this one did."""
+    """`loading` and `guidance`: arguments for the `LLM` and the `Author` of other processes."""
     import torch
 
     from slipstream.llm import LLM
-    from slipstream.train.scribe import Scribe
-    from slipstream.train.writers import Order, Writers
+    from slipstream.train.synth.scribe import Scribe
+    from slipstream.train.synth.writers import WriteJob, Writers
 
     if writers == 1:
         with passing(f"loading {loading['model']} ..."):
@@ -228,7 +224,7 @@ def _hands(
         scribe = Scribe(llm, author, room.at_once)
         yield _Hands(llm.model.fingerprint, llm.model.config.vocab_size, scribe.speed, scribe.write)
         return
-    with Writers(writers, Order(loading, guidance, room.at_once, torch.get_num_threads())) as many:
+    with Writers(writers, WriteJob(loading, guidance, room.at_once, torch.get_num_threads())) as many:
         with passing(f"loading {loading['model']} {writers} times ..."):
             ready = many.ready()
         first, speed = ready[0], sum(each.speed for each in ready)
@@ -238,9 +234,9 @@ def _hands(
 def _writer(
     directory: Path, hands: _Hands, tokenizer: Tokenizer, model: str, arguments: dict[str, Any], prompts: str | None
 ) -> ChatWriter:
-    from slipstream.drafters.corpus import fingerprint
-    from slipstream.train.conversation import SOURCES
+    from slipstream.drafters.retrieval.corpus import fingerprint
     from slipstream.train.data import ChatWriter
+    from slipstream.train.synth.conversation import SOURCES
 
     return ChatWriter(
         directory,
@@ -254,30 +250,30 @@ def _writer(
 
 
 def _work(hands: _Hands, author: Author, writer: ChatWriter, together: str, count: int, directory: Path) -> None:
-    from slipstream.train.synth import Synthesis
+    from slipstream.train.synth.write import Synthesis
 
     left = count - writer.items
     if left <= 0:
         note(f"{directory} has its {writer.items:,} conversations already", "bold")
     else:
         if writer.items:
-            note(f"{directory} has {writer.items:,} of {count:,} conversations: going on", "bold")
+            note(f"{directory} has {writer.items:,} of {count:,} conversations: continuing", "bold")
         with passing("measuring the speed ..."):
             speed = hands.speed()
         size = mebibytes(left * _most_bytes(hands.vocab_size, author))
         longest = _span(left * author.most_written / speed)
-        fast = f"{together}, {speed:,.0f} tokens a second"
+        fast = f"{together}, {speed:,.0f} tokens per second"
         note(f"{left:,} conversations: at most about {size} and {longest} ({fast}); most answers are shorter")
         try:
             with _Meter(count, writer.items) as meter:
                 Synthesis(writer, hands.write).run(count, meter)
         except KeyboardInterrupt:
-            note(f"stopped: {writer.items:,} of {count:,} are kept, and the same command goes on from there")
+            note(f"stopped: {writer.items:,} of {count:,} are kept, and the same command continues from there")
             raise
 
 
 class _Meter:
-    """A line on stderr that tells how far the work is, where somebody looks."""
+    """A progress line on stderr, in a terminal only."""
 
     def __init__(self, count: int, before: int) -> None:
         self._count, self._before = count, before
@@ -298,7 +294,7 @@ class _Meter:
         self._next, gone = now + _SHOW_EVERY, now - self._began
         fresh = status.items - self._before
         left = _span(gone / fresh * (self._count - status.items))
-        speed = f"{status.written / max(gone, 1e-9):,.0f} tokens a second"
+        speed = f"{status.written / max(gone, 1e-9):,.0f} tokens per second"
         line = f"  {status.items:,} of {self._count:,}, {speed}, {status.dropped:,} dropped, about {left} left"
         width = shutil.get_terminal_size().columns - 1
         print(f"\r\x1b[K{line[:width]}", end="", file=sys.stderr, flush=True)
@@ -322,4 +318,4 @@ def _report(directory: Path, writer: ChatWriter) -> None:
         reasons = sorted(counts["dropped"].items(), key=lambda pair: -pair[1])
         say("dropped: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons))
     if counts["cut"]:
-        say(f"cut where they began to repeat themselves: {counts['cut']:,}")
+        say(f"cut where they started to repeat themselves: {counts['cut']:,}")

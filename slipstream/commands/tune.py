@@ -1,4 +1,4 @@
-"""`slipstream tune`: find out once what a method should do for one model, show what was found, and keep it."""
+"""`slipstream tune`: finds the best settings of a method for one model, shows and saves them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from slipstream import checks
 from slipstream.commands.demo import executable
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.commands.opening import open_llm
-from slipstream.commands.options import Described, EngineSetup
-from slipstream.commands.terminal import ProgressBar, note, passing, print_json, say, show_table
+from slipstream.commands.shared.opening import open_llm
+from slipstream.commands.shared.options import Described, EngineSetup
+from slipstream.commands.shared.terminal import ProgressBar, note, passing, print_json, say, show_table
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.folders import expanded
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from slipstream.bench.tune.prompts import Conversation
     from slipstream.llm import LLM
-    from slipstream.tuning.prompts import Conversation
 
-# method -> its search. Named by strings: torch waits until the options are known to be right.
-_SEARCHES = {"layer_skip": "slipstream.tuning.layer_skip"}
+# method -> its search. Named by strings: torch is imported after the options are checked.
+_SEARCHES = {"layer_skip": "slipstream.bench.tune.layer_skip"}
 
 
 def tune(
@@ -34,24 +35,25 @@ def tune(
     prompts: Annotated[
         str | None,
         Described(
-            ".txt with a prompt a line, or .jsonl with prompt, question, turns or messages (default: the demo's)",
+            ".txt with one prompt per line, or .jsonl with prompt, question, turns or messages (default: the demo's)",
             metavar="FILE",
         ),
     ] = None,
-    budget: Annotated[float, Described("seconds that it may take", metavar="SECONDS")] = 120.0,
+    budget: Annotated[float, Described("time limit in seconds", metavar="SECONDS")] = 120.0,
     output: Annotated[str | None, Described("write the finding to this file too", ("--output", "-o"), "FILE")] = None,
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
     quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto",
-    exact: Annotated[bool, Described("the same text with any drafter bit for bit, on a GPU too, at a price")] = False,
+    exact: Annotated[
+        bool, Described("on a GPU: batch-invariant kernels, the same bits with any drafter; slower")
+    ] = False,
     threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
     as_json: Annotated[bool, Described("print the finding as JSON", ("--json",))] = False,
 ) -> None:
-    """Find the settings of a drafter that pay best for a model, and keep them."""
+    """Find the settings of a drafter that pay best for a model, and save them."""
     if method not in _SEARCHES:
         raise unknown_choice("method to tune", method, list(_SEARCHES))
-    if not (math.isfinite(budget) and budget > 0):
-        raise OptionError(f"budget={budget:g} is out of range", hint="valid: seconds, above 0")
+    checks.require(math.isfinite(budget) and budget > 0, "budget", budget, "seconds, above 0")
     extra = _require_writable(expanded(output)) if output is not None else None
     conversations = _conversations(prompts)
     setup = EngineSetup(
@@ -74,7 +76,7 @@ def tune(
 
 
 def _require_writable(path: Path) -> Path:
-    """Refuse a place for the finding before anybody has waited for it."""
+    """Refuse an unwritable path before the search."""
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise OptionError(f"{str(path)!r} cannot be written", hint="name a file in a directory that exists")
@@ -82,7 +84,7 @@ def _require_writable(path: Path) -> Path:
 
 
 def _conversations(prompts: str | None) -> list[Conversation]:
-    from slipstream.tuning.prompts import question, read_prompts
+    from slipstream.bench.tune.prompts import question, read_prompts
 
     if prompts is None:
         return [question(prompt.text) for prompt in PROMPTS]
@@ -90,20 +92,20 @@ def _conversations(prompts: str | None) -> list[Conversation]:
 
 
 def _search(method: str, llm: LLM, conversations: list[Conversation], budget: float) -> dict[str, Any]:
-    from slipstream.tuning.progress import Progress
-    from slipstream.tuning.prompts import encode
+    from slipstream.bench.tune.progress import TuneProgress
+    from slipstream.bench.tune.prompts import encode
 
     if llm.tokenizer is None:
         raise OptionError(f"{llm.model.name} has no tokenizer, so it cannot read prompts")
     encoded = [encode(llm.tokenizer, conversation) for conversation in conversations]
     with ProgressBar() as bar:
-        progress = Progress(_tell, lambda seconds: bar(int(min(seconds, budget)), math.ceil(budget)))
+        progress = TuneProgress(_tell, lambda seconds: bar(int(min(seconds, budget)), math.ceil(budget)))
         finding: dict[str, Any] = importlib.import_module(_SEARCHES[method]).tune(llm, encoded, budget, progress)
     return finding
 
 
 def _tell(line: str) -> None:
-    with passing(""):  # wipes away what the bar has drawn
+    with passing(""):  # clears the bar
         note(line)
 
 
@@ -133,7 +135,7 @@ def _print(finding: dict[str, Any], saved: list[Path], model: str) -> None:
     show_table(["layers run  ", "agreement", "estimated speed-up", "depth", "skip"], rows, right=[0, 1, 2, 3])
     say("\n" + _measured_line(finding))
     if finding["measured"]["disturbed"]:
-        say("That cannot be: other programs disturbed the measurement. Tune again when the machine is calm.", "bad")
+        say("The figures are impossible: other programs disturbed the measurement. Tune again when idle.", "bad")
     elif finding["measured"]["speedup"] < 1:
         say(f"Plain decoding is faster: {finding['method']} does not pay on this model.", "bad")
     for place in saved:

@@ -1,4 +1,4 @@
-"""What a drafter is: options, a proposal, and what it learns from the outcome."""
+"""The drafter interface: options, proposals, and what a drafter learns from the outcome."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from slipstream.cache import PagedCache
-from slipstream.errors import OptionError
+from slipstream.checks import Checked
+from slipstream.policy.trust import Signal
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -17,13 +18,13 @@ from slipstream.types import Plan
 if TYPE_CHECKING:
     import torch
 
-    from slipstream.drafters.device_draft import DeviceDraft
+    from slipstream.drafters.device.device_draft import DeviceDraft
     from slipstream.models.view import TargetView
 
 
 @dataclass(frozen=True)
-class DraftOptions:
-    """The knobs that every drafter has, under the same names everywhere."""
+class DraftOptions(Checked):
+    """The options that every drafter has."""
 
     depth: int = 8
     nodes: int = 16
@@ -36,14 +37,9 @@ class DraftOptions:
         self.require(self.nodes <= 192, "nodes", "192 at most")
         self.require(0.0 <= self.min_confidence <= 1.0, "min_confidence", "0 to 1")
 
-    def require(self, ok: bool, name: str, valid: str) -> None:
-        """Refuse an option that is out of range."""
-        if not ok:
-            raise OptionError(f"{name}={getattr(self, name)!r} is out of range", hint=f"valid: {valid}")
-
     @property
     def plan(self) -> Plan:
-        """What these options ask for when nothing stands against it."""
+        """The plan that these options ask for, before a policy reduces it."""
         return Plan(self.depth, self.nodes, self.branch, self.min_confidence)
 
 
@@ -51,8 +47,8 @@ Options = TypeVar("Options", bound=DraftOptions)
 
 
 @dataclass(frozen=True)
-class Wish:
-    """One sequence that may draft in this step, and how much."""
+class DraftRequest:
+    """One sequence that may draft in this step, and its plan."""
 
     sequence: Sequence
     plan: Plan
@@ -60,53 +56,65 @@ class Wish:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one sequence's step: the tokens that were added (accepted ones and the target's own).
+    """The result of one sequence's step: the tokens added (accepted ones and the target's own).
 
-    A piece of a prompt adds none, but its rows have taps like all others.
+    A prefill chunk adds none, but its rows have taps like all others.
     """
 
     sequence: Sequence
     tokens: list[int]
     taps: dict[int, torch.Tensor]  # layer -> hidden states of the rows that were committed in this step
-    tree: TokenTree | None = None  # as it was verified: the policy may have left nodes out
-    scouted: Mapping[int, int] = field(default_factory=dict)  # scout without children -> the target's choice after it
+    tree: TokenTree | None = None  # the verified tree: the policy may have pruned it
+    scouted: Mapping[int, int] = field(default_factory=dict)  # childless scout -> the target's choice after it
 
 
 class Drafter(ABC, Generic[Options]):
-    """Makes trees of guesses. Weights and statistics live here; the state of a request lives in its sequence."""
+    """Makes draft trees. Weights and statistics live here; the state of a request lives in its sequence."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line for `slipstream drafters`
     helps: ClassVar[str]  # when it helps, and when it does not
     cost: ClassVar[str]  # what a draft costs
-    needs: ClassVar[str] = "nothing"  # what it must be given
-    translates: ClassVar[bool] = False  # whether it runs a model of another vocabulary than the target's
+    needs: ClassVar[str] = "nothing"  # what the user must provide
+    translates: ClassVar[bool] = False  # whether its model's vocabulary is not the target's
     options_type: type[Options]
     taps: tuple[int, ...] = ()  # layers whose hidden states `observe` wants
+    stores_needed: tuple[
+        str, ...
+    ] = ()  # stores it cannot fill later: a cached prefix is used only as far as they reach
+    separate_bytes: int = 0  # size of stores it made outside the cache it is attached to
 
     def __init__(self, options: Options, target: TargetView) -> None:
         self.options = options
         self.target = target
-        # Where its state and its store are found. One of several drafters of a kind is given another key.
+        # Key of its state and of its store. With several drafters of one kind, each gets its own key.
         self.key: str = self.name
+        self.given: frozenset[str] = frozenset()  # options set by the user: a runner honours them or does not run it
 
     @classmethod
-    def serving(cls, given: Mapping[str, object]) -> type[Drafter[Any]]:
-        """The class that serves the options that were given: this one, unless a method has several."""
+    def resolve_class(cls, given: Mapping[str, object]) -> type[Drafter[Any]]:
+        """The class for these options: this one, unless a method has several."""
         return cls
 
+    @classmethod
+    def usual(cls, options: Options, *, on_cpu: bool) -> Plan:
+        """The plan of a lone sequence: on the host with a CPU (float32 weights), or on the device with a GPU if the
+        drafter can draft there. Printed by `slipstream drafters`.
+        """
+        return options.plan
+
     def rename(self, key: str) -> None:
-        """Give it another key, before it is attached."""
+        """Set another key, before `attach`."""
         self.key = key
 
     @property
     def plan(self) -> Plan:
-        """What it does when nothing stands against it."""
+        """The plan before a policy reduces it."""
         return self.options.plan
 
     @property
-    def blind(self) -> bool:
-        """Whether it neither drafts nor learns: steps may then run without asking it or telling it anything."""
+    def is_passive(self) -> bool:
+        """Whether it neither drafts nor learns: a step may then skip `propose` and `observe`."""
         return not (self.plan.drafts or self.taps or type(self).observe is not Drafter.observe)
 
     @property
@@ -116,42 +124,46 @@ class Drafter(ABC, Generic[Options]):
 
     @property
     def samples(self) -> bool:
-        """Whether its nodes may be drawn from a q; such trees cannot be merged."""
+        """Whether its nodes may be sampled from a q; such trees cannot be merged."""
         return False
 
+    def signal(self, sequence: Sequence) -> Signal | None:
+        """A free estimate of whether a draft will pay. None: it always drafts."""
+        return None
+
     def attach(self, cache: PagedCache) -> None:
-        """Make the drafter's own stores."""
+        """Create the drafter's own stores."""
 
     def scratch_rows(self, plan: Plan) -> int:
-        """Slots behind the root that a proposal may write in the drafter's own store."""
+        """Slots after the root that a proposal may write in the drafter's own store."""
         return 0
 
     @abstractmethod
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        """One tree per wish, each rooted at its sequence's last token. May raise: the engine copes."""
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        """One tree per request, rooted at the sequence's last token. May raise: the engine handles it."""
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
-        """Learn what was accepted. Called after every step for all that ran in it and goes on, drafting or not.
+        """Learn what was accepted. Called after every step with all sequences that ran and continue, drafting or not.
 
-        May raise, and may then be called again for each sequence alone: whoever raises there is dropped.
+        May raise. It is then called once per sequence, and a sequence for which it raises again stops drafting.
         """
 
     def depart(self, outcome: Outcome) -> None:
-        """A sequence has ended in this step. Its pages may be found by others from now on: complete what lies in them.
+        """A sequence has ended in this step. Other sequences may share its pages from now on: complete their rows.
 
-        Called instead of `observe`. More tokens may have been committed than were given out.
+        Called instead of `observe`. More tokens may have been committed than were emitted.
         """
 
     def rollback(self, sequence: Sequence, length: int) -> None:
-        """Tokens of the sequence behind the first `length` were taken back: forget what was kept of them.
+        """Tokens of the sequence after the first `length` were taken back: drop the state kept for them.
 
-        Happens only below another drafter, which asks for guesses behind guesses of its own.
+        Called only by another drafter that drafts on top of its own guesses.
         """
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
-        """How it drafts for so many sequences where whole rounds run on the device, if it can and its options allow it.
+        """How it drafts for `lanes` sequences in device rounds; None if it or its options cannot.
 
-        Whether it can does not depend on how many there are.
+        Whether it can does not depend on `lanes`.
         """
         return None
 

@@ -1,11 +1,11 @@
 """`cascade`: each level verifies the one below before the target sees the draft.
 
 Written `cascade:suffix+draft_model:model=PATH`. The first level is any drafter. Every level above it is a model that
-says, as a chain, exactly what it would say alone, only sooner: the level below guesses, the model checks the guesses in
-one pass and adds a token of its own, until the chain is long enough. So a cascade changes what a draft costs and never
-what it is: under `match` the chain of chosen tokens is the last model's own, and under a verifier that reads q its
-tokens are drawn from the last model's q, because the levels verify each other by rejection. A chain ends after a token,
-or at a length that was fixed before any token was seen; a token that was drawn is never dropped for what it is.
+writes the same chain that it would write alone, in fewer passes: the level below guesses, the model verifies the
+guesses in one pass and adds a token of its own, until the chain is long enough. A cascade changes the cost of a draft,
+not its content: under `match` the chosen tokens are those of the last model, and under a verifier that reads q the
+tokens are distributed by the last model's q, because the levels verify each other by rejection sampling. A chain ends
+after a token, or at a length fixed before any token was seen; a sampled token is never dropped because of its value.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from slipstream import noise
 from slipstream.cache import PagedCache
-from slipstream.drafters.base import Drafter, DraftOptions, Outcome, Wish
+from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest, Outcome
 from slipstream.drafters.draft_model import DraftModelDrafter
-from slipstream.drafters.levels import likeliest
+from slipstream.drafters.growing.tree_growth import likeliest_children
 from slipstream.drafters.registry import AnyDrafter, DrafterSpec, build_several
 from slipstream.errors import OptionError
 from slipstream.sampling import TreeDistributions
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CascadeOptions(DraftOptions):
     """`levels`: two or more drafters, the cheapest first; those after the first are draft models, each larger than the
-    one before it. Each keeps its own options: the last one's `depth` is the length of the draft.
+    one before it. Each keeps its own options: `depth` of the last level is the length of the draft.
     """
 
     depth: int = 0
@@ -66,7 +66,7 @@ class CascadeOptions(DraftOptions):
             level = spec.checked()
             if level.branch != 1 or 0 < level.nodes < level.depth or getattr(level, "draw", "auto") != "auto":
                 raise OptionError(
-                    "a level above the first writes a chain of `depth` tokens, as the verifier needs them",
+                    "a level above the first drafts a chain of `depth` tokens",
                     hint="leave out branch, nodes and draw there",
                 )
 
@@ -79,7 +79,7 @@ class CascadeOptions(DraftOptions):
 
 @dataclass
 class _Draft:
-    """A chain while a level writes it: `shadow` is the text with the chain behind it."""
+    """A chain that a level is writing. `shadow`: the sequence followed by the chain."""
 
     shadow: Sequence
     chain: TokenTree
@@ -94,17 +94,19 @@ class _Draft:
 
     @property
     def missing(self) -> int:
-        """How many tokens the chain still wants."""
+        """Tokens still to be written."""
         return 0 if self.chain.confidence[self.tip] < self.least else self.length - self.tip
 
 
 class CascadeDrafter(Drafter[CascadeOptions]):
-    """Draft with a model that is itself drafted for."""
+    """Draft with a model that is itself accelerated by a drafter."""
 
     name = "cascade"
-    summary = "three models and more: each level verifies the one below before the target sees the draft"
-    helps = "a good but costly draft model, on text that a cheaper drafter often knows; else two levels win"
-    cost = "one pass of a level's model per run of guesses that it accepts, on every level"
+    summary = "three or more models: each level verifies the one below before the target sees the draft"
+    helps = (
+        "a good but slow draft model, on text that a cheaper drafter often predicts; otherwise two levels are faster"
+    )
+    cost = "one pass of a level's model per accepted run of guesses, on every level"
     needs = "draft models of the target's vocabulary on every level but the first"
     options_type = CascadeOptions
 
@@ -117,7 +119,7 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         self._first_plan: Plan = self._first.plan
         if self._first.taps:
             raise OptionError(
-                f"{self._first.name} reads hidden states of the target, and there are none of a level's guesses",
+                f"{self._first.name} reads hidden states of the target, and a level's guesses have none",
                 hint=f"{self._first.name} alone, or merged with others: suffix+{self._first.name}",
             )
 
@@ -149,9 +151,9 @@ class CascadeDrafter(Drafter[CascadeOptions]):
 
     # -- proposing ----------------------------------------------------------------------------------------------------
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        sequences = [wish.sequence for wish in wishes]
-        lengths = [min(wish.plan.depth, wish.plan.nodes) for wish in wishes]
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        sequences = [request.sequence for request in requests]
+        lengths = [min(request.plan.depth, request.plan.nodes) for request in requests]
         try:
             chains = self._chains(len(self._models) - 1, sequences, lengths)
         except Exception:
@@ -159,7 +161,7 @@ class CascadeDrafter(Drafter[CascadeOptions]):
                 self.rollback(sequence, len(sequence.tokens))
             raise
         for sequence, chain in zip(sequences, chains, strict=True):
-            # The rows of guesses stay where they are, but do not count as the sequence's until it is known which stand.
+            # The guesses' rows stay in place but do not count as the sequence's until it is known which are accepted.
             stores = {level.key for level in self._levels} & sequence.table.lengths.keys()
             written = {store: sequence.table.lengths[store] for store in stores}
             self._take_back(len(self._models), sequence, len(sequence.tokens))
@@ -167,7 +169,7 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         return chains
 
     def _chains(self, level: int, sequences: Seq[Sequence], lengths: Seq[int]) -> list[TokenTree]:
-        """What the model of a level says next, by rounds of guessing below and checking here."""
+        """The chains that the model of a level writes, by rounds of guessing below and verifying here."""
         drafts = [self._start(level, s, length) for s, length in zip(sequences, lengths, strict=True)]
         while writing := [draft for draft in drafts if draft.missing > 0]:
             trees = self._below(level, writing)
@@ -179,7 +181,8 @@ class CascadeDrafter(Drafter[CascadeOptions]):
     def _start(self, level: int, sequence: Sequence, length: int) -> _Draft:
         model = self._models[level]
         sampled = self.target.reads_draws and not sequence.params.greedy
-        # Numbers that judge a guess must know nothing of those that made it: each level of each step has its own.
+        # The noise that verifies a guess must be independent of the noise that drew it: each level and step has its
+        # own.
         sampler = sequence.sampler
         key = noise.key(sampler.seed, sampler.choice, sampler.position, level, noise.SHADOW) if sampled else None
         wanted = max(0, min(length, model.options.depth, model.room(sequence)))
@@ -192,18 +195,15 @@ class CascadeDrafter(Drafter[CascadeOptions]):
         if level > 0:
             return self._chains(level - 1, shadows, [draft.missing - 1 for draft in drafts])
         own = self._first_plan
-        trees = [TokenTree(shadow.tokens[-1]) for shadow in shadows]
         plans = [replace(own, depth=min(own.depth, draft.missing - 1)) for draft in drafts]
-        asking = [i for i, plan in enumerate(plans) if plan.drafts]
-        if asking:
-            offers = self._first.propose([Wish(shadows[i], plans[i]) for i in asking])
-            for i, offer in zip(asking, offers, strict=True):
-                cut = offer.cut(plans[i].depth)
-                trees[i] = cut if cut.sampled else cut.pruned(own.nodes)
-        return trees
+        requests = [DraftRequest(shadow, plan) for shadow, plan in zip(shadows, plans, strict=True) if plan.drafts]
+        offers = self._first.propose(requests) if requests else []
+        pairs = zip(requests, offers, strict=True)
+        trees = {request.sequence: offer.limited(request.plan.depth, own.nodes) for request, offer in pairs}
+        return [trees.get(shadow) or TokenTree(shadow.tokens[-1]) for shadow in shadows]
 
     def _extend(self, level: int, draft: _Draft, tree: TokenTree, logits: torch.Tensor) -> None:
-        """Check the guesses, write what stands and the model's own token onto the chain, and tell the levels below."""
+        """Verify the guesses, append the accepted ones and the model's own token, and update the levels below."""
         shadow, length = draft.shadow, len(draft.shadow.tokens)
         target = TreeDistributions(shadow.sampler, tree, logits)
         verdict = self._judges[draft.sampled](tree, target)
@@ -228,14 +228,14 @@ class CascadeDrafter(Drafter[CascadeOptions]):
             else:
                 draw = None
                 path = tree.path_tokens(parent)
-                certainty = likeliest(draft.shadow.sampler, logits[parent], path, 1)[0][1]
+                certainty = likeliest_children(draft.shadow.sampler, logits[parent], path, 1)[0][1]
             joint = draft.chain.confidence[draft.tip] * certainty
             draft.chain.add(draft.tip, token, origin=origin, confidence=joint, draw=draw)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def _take_back(self, level: int, sequence: Sequence, length: int) -> None:
-        """The levels below `level` guessed further than what stands: the first `length` tokens."""
+        """Roll the levels below `level` back to the first `length` tokens."""
         for below in self._levels[: level + 1]:
             below.rollback(sequence, length)
 
@@ -247,9 +247,9 @@ class CascadeDrafter(Drafter[CascadeOptions]):
                 continue
             chain, lengths = written
             known = len(sequence.tokens) - len(outcome.tokens)
-            stands = known + len(chain.walk(outcome.tokens[:-1]))
-            for store, length in lengths.items():  # the rows of a chain lie where they belong
-                sequence.table.lengths[store] = min(length, stands)
+            accepted = known + len(chain.walk(outcome.tokens[:-1]))
+            for store, length in lengths.items():  # the rows of a chain are already in place
+                sequence.table.lengths[store] = min(length, accepted)
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         sequence.drafting.pop(self.key, None)

@@ -1,7 +1,8 @@
-"""`draft_model` without a model: a small one that was distilled from the target and borrows what it can of it.
+"""`draft_model` without a model: a small one distilled from the target, which shares the target's weights where it can.
 
-A few layers of the target's width between the target's own embedding and rows of its own output matrix. Nothing of the
-target's passes is read, so it can draft before the target has seen a prompt and behind guesses of others.
+A few layers of the target's width between the target's embedding and selected rows of its output matrix. It reads
+nothing of the target's passes, so it can draft before the target has seen a prompt, and after guesses of other
+drafters.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from torch import nn
 
 from slipstream.attention import Segment
 from slipstream.drafters.base import Drafter
+from slipstream.drafters.device.stack_loop import StackLoop
+from slipstream.drafters.device.tree_loop import TreeLoop
 from slipstream.drafters.draft_model import DraftModelDrafter
-from slipstream.drafters.head import Frame, HeadSettings, Lesson, Losses, distance, hits, mean
-from slipstream.drafters.head_layer import HeadLayer, begin_as
-from slipstream.drafters.head_rows import PagedRows
-from slipstream.drafters.keeping import KeepingDrafter
-from slipstream.drafters.layer_stack import StackHead
-from slipstream.drafters.learned import LearnedOptions
-from slipstream.drafters.levels import Growth
-from slipstream.drafters.stack_loop import StackLoop
-from slipstream.drafters.tree_loop import TreeLoop
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads.head import Frame, HeadSettings, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_layer import HeadLayer, begin_as
+from slipstream.drafters.heads.head_rows import PagedRows
+from slipstream.drafters.heads.layer_stack import StackHead
+from slipstream.drafters.heads.stack_drafter import StackDrafter
 
-_LAYER = re.compile(r"(stack\.(?:layers|norms)\.)(\d+)")  # how the name of a layer's weight begins
-_SPAN = 16  # tokens that the student writes itself in a text of a lesson on its own policy
-_LEAST = 1e-8  # the least probability of the target that reverse KL tells from 0
+_LAYER = re.compile(r"(stack\.(?:layers|norms)\.)(\d+)")  # prefix of a layer's weight name
+_SPAN = 16  # tokens that the student writes itself in an on-policy lesson
+_LEAST = 1e-8  # reverse KL clamps the target's probabilities here
 
 
 def _reverse(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """KL of the student's distribution against the target's, up to a constant: keeps off what the target never says."""
+    """Reverse KL(student || target), up to a constant: penalises tokens that the target never emits."""
     own = torch.log_softmax(logits.float(), -1)
     return (own.exp() * (own - probabilities.float().clamp_min(_LEAST).log())).sum(-1)
 
 
 def _variation(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-    """Total variation distance: how often rejection sampling refuses the student's token."""
+    """Total variation distance: how often rejection sampling rejects the student's token."""
     return 1.0 - torch.minimum(torch.softmax(logits.float(), -1), probabilities.float()).sum(-1)
 
 
@@ -48,9 +49,9 @@ _LOSSES = {"forward": distance, "reverse": _reverse, "variation": _variation}  #
 
 @dataclass(frozen=True)
 class DistilledSettings(HeadSettings):
-    """`layers`: how many; the first half of them begins as the target's first, the rest as its last. `mlp`: width of
-    their MLPs (0: the target's). `loss`: `forward` or `reverse` KL, or total `variation`. `on_policy`: the part of the
-    lessons in which the student writes a span of each text itself and learns what the target says behind that.
+    """`layers`: number of layers; the first half starts as copies of the target's first, the rest of its last. `mlp`:
+    MLP width (0: the target's). `loss`: `forward` or `reverse` KL, or total `variation`. `on_policy`: share of lessons
+    in which the student writes a span of each text itself and learns the target's distributions there.
     """
 
     layers: int = 2
@@ -68,10 +69,10 @@ class DistilledSettings(HeadSettings):
 
 @dataclass(frozen=True)
 class DistilledOptions(LearnedOptions):
-    """`model`: path, hub id or built-in name of a model of the target's vocabulary (then `depth` is 4 unless given);
-    without one, the draft that was distilled from this target, or that of `checkpoint`. `nodes`: 0 for as many as a
-    chain has levels, or as suit a tree. `draw`: `top` (chosen nodes) or `sample` (sampled ones, for verifiers that read
-    q); `auto` samples where the verifier reads q and the request does.
+    """`model`: path, hub id or built-in name of a model with the target's vocabulary (then `depth` is 4 unless given);
+    without one, the draft distilled from this target, or that of `checkpoint`. `nodes`: 0 for one per level in a chain,
+    or a default for a tree. `draw`: `top` (chosen nodes) or `sample` (sampled nodes, for verifiers that read q); `auto`
+    samples if the verifier reads q and the request samples.
     """
 
     depth: int = 5
@@ -88,7 +89,7 @@ class DistilledHead(StackHead):
     def __init__(self, settings: DistilledSettings, frame: Frame) -> None:
         super().__init__(frame, settings.layers, settings.mlp)
         self.settings = settings
-        self.few_will_do = settings.loss != "reverse"  # which asks how unlikely the others are
+        self.top_is_enough = settings.loss != "reverse"  # reverse KL needs the full distribution
 
     def begin(self) -> None:
         layers, count = self.settings.layers, self.frame.config.layers
@@ -98,8 +99,8 @@ class DistilledHead(StackHead):
             if isinstance(layer, HeadLayer):
                 begin_as(layer, self.frame.layer(index))
 
-    def go_on(self, weights: Mapping[str, torch.Tensor], vocab: torch.Tensor) -> None:
-        """Those of a student of fewer layers, too. New ones stand in the middle, and add nothing at first."""
+    def continue_from(self, weights: Mapping[str, torch.Tensor], vocab: torch.Tensor) -> None:
+        """Also accepts a student with fewer layers. New layers go in the middle and add nothing at first."""
         layers = self.settings.layers
         former = sum(name.startswith("stack.norms.") for name in weights)
         first = former - former // 2
@@ -110,14 +111,14 @@ class DistilledHead(StackHead):
                 return name
             return f"{found[1]}{int(found[2]) + layers - former}{name[found.end() :]}"
 
-        super().go_on({renamed(name): weight for name, weight in weights.items()}, vocab)
+        super().continue_from({renamed(name): weight for name, weight in weights.items()}, vocab)
         for layer in self.stack.layers[first : first + layers - former]:
             if isinstance(layer, HeadLayer):
                 nn.init.zeros_(layer.out.weight)
                 nn.init.zeros_(layer.down.weight)
 
     def judged(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the output rows read behind each token of whole texts: [batch, length] -> [batch, length, width]."""
+        """What the output rows read after each token of whole texts: [batch, length] -> [batch, length, width]."""
         read: torch.Tensor = self.stack(self.frame.embed(tokens))
         return read
 
@@ -131,13 +132,13 @@ class DistilledHead(StackHead):
 
     @torch.no_grad()
     def _on_policy(self, lesson: Lesson) -> Lesson:
-        """The lesson with a span of each text, from a random place on, written by the student and judged anew."""
+        """The lesson with a random span of each text written by the student and labelled by the target."""
         assert lesson.reread is not None
         tokens, learn = lesson.tokens.clone(), lesson.learn
         batch, length = tokens.shape
         texts = torch.arange(batch, device=tokens.device)
         vocab = self.frame.vocab.to(tokens.device)
-        # The row behind which the student begins. A text without a row to learn from has to begin somewhere, too.
+        # The row after which the student starts. A text without a row to learn from gets one too.
         start = torch.multinomial((learn | ~learn.any(1, keepdim=True)).float(), 1)[:, 0]
         for step in range(_SPAN):
             rows = (start + step).clamp(max=length - 1)
@@ -147,33 +148,33 @@ class DistilledHead(StackHead):
             hidden = self.judged(tokens[:, : int(rows.max()) + 1])[texts, rows]
             drawn = torch.multinomial(torch.softmax(self.logits(hidden).float(), -1), 1)[:, 0]
             tokens[texts[own], rows[own] + 1] = vocab[drawn[own]]
-        behind = torch.arange(length, device=tokens.device)[None] - start[:, None]
+        offset = torch.arange(length, device=tokens.device)[None] - start[:, None]
         probabilities = lesson.reread(tokens)
         return replace(
             lesson,
             tokens=tokens,
-            learn=learn & (behind >= 0) & (behind <= _SPAN),
+            learn=learn & (offset >= 0) & (offset <= _SPAN),
             known_rows=None,
             probabilities=probabilities,
             best=probabilities.argmax(-1),
         )
 
 
-class DistilledDrafter(KeepingDrafter[DistilledOptions]):
-    """Draft with a model that was distilled from the target."""
+class DistilledDrafter(StackDrafter[DistilledOptions]):
+    """Draft with a model distilled from the target."""
 
     name = DraftModelDrafter.name
-    summary = "a smaller model as a chain or a tree: one that was distilled from the target, or any of its vocabulary"
-    helps = "any text, if the draft is 10x cheaper than the target and trained on similar data; not on small targets"
-    cost = "one pass of the draft model per level; its weights and its K/V in memory"
-    needs = "a draft that was distilled from this target (`slipstream train`), or a model of the target's vocabulary"
+    summary = "a smaller model, as a chain or a tree: one distilled from the target, or any with its vocabulary"
+    helps = "any text, if the draft model is 10x cheaper than the target and trained on similar data; not small targets"
+    cost = "one pass of the draft model per level; memory for its weights and its KV cache"
+    needs = "a draft distilled from this target (`slipstream train`), or a model with the target's vocabulary"
     instead = "model=PATH"
     options_type = DistilledOptions
     settings_type = DistilledSettings
     head_type = DistilledHead
 
     @classmethod
-    def serving(cls, given: Mapping[str, object]) -> type[Drafter[Any]]:
+    def resolve_class(cls, given: Mapping[str, object]) -> type[Drafter[Any]]:
         return DraftModelDrafter if given.get("model") else cls
 
     def _entered(self, growths: list[Growth], segments: list[Segment], rows: PagedRows) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """`eagle3`: one decoder layer on hidden states of low, middle and high layers of the target drafts token by token.
 
-It is trained on its own outputs: a lesson is read several times over, and from the second time on the layer reads what
-it wrote itself one row before, as it will when it drafts. The tree is dynamic: the likeliest paths are followed, and
-the likeliest nodes of all levels offered.
+It is trained on its own outputs: each lesson is unrolled several times, and from the second time on the layer reads its
+own output of the previous row, as it does when it drafts. The tree is dynamic: the likeliest paths are followed, and
+the likeliest nodes of all levels are offered.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from slipstream.drafters.head import Frame, Head, Lesson, Losses
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
-from slipstream.drafters.head_shape import ShapedSettings
-from slipstream.drafters.learned import LearnedOptions
-from slipstream.drafters.sequential import SequentialDrafter
-from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
-from slipstream.models.linear import make_draft_linear
-from slipstream.models.norm import RowNorms
+from slipstream.drafters.heads.head import Frame, Head, Lesson, Losses
+from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
+from slipstream.drafters.heads.head_shape import ShapedSettings
+from slipstream.drafters.heads.sequential import SequentialDrafter
+from slipstream.drafters.heads.unroll import Unrolled, losses_of_levels, shifted
+from slipstream.models.layers.linear import make_draft_linear
+from slipstream.models.layers.norm import RowNorms
 
 
 @dataclass(frozen=True)
 class Eagle3Settings(ShapedSettings):
-    """`unroll`: levels that the head is trained for, on its own outputs. `decay`: what a level counts against the one
-    before it. `taps`: layers of the target that are read (none: one each of the low, middle and high ones).
+    """`unroll`: levels that the head is trained for, on its own outputs. `decay`: weight of a level's loss relative to
+    the level before. `taps`: layers of the target that are read (none: a low, a middle and a high one).
 
-    Heads from elsewhere may differ: `own_rows`, output rows of their own in place of the target's; `norm_taps`, a norm
-    over all that is tapped; `norm_residual`, the normed hidden state is also what the layer adds to.
+    Imported heads may differ: `own_rows`, their own output rows instead of the target's; `norm_taps`, a norm over all
+    taps; `norm_residual`, the layer's residual is the normed hidden state.
     """
 
     unroll: int = 6
@@ -43,11 +43,11 @@ class Eagle3Settings(ShapedSettings):
         super().__post_init__()
         self.require(self.unroll >= 1, "unroll", "1 or more")
         self.require(0.0 < self.decay <= 1.0, "decay", "above 0, 1 at most")
-        object.__setattr__(self, "taps", tuple(self.taps))  # a list, where it comes from a file
+        object.__setattr__(self, "taps", tuple(self.taps))  # a list if read from a file
 
 
 class Eagle3Head(Head):
-    """Taps fused into one hidden state; it and the token's embedding, each normed, go into one layer."""
+    """Taps are fused into one hidden state; it and the token's embedding, each normed, enter one layer."""
 
     tables = by_token = ("rows",)
 
@@ -69,7 +69,7 @@ class Eagle3Head(Head):
             self.rows = nn.Parameter(frame.rows.detach().clone().float().cpu())
 
     def begin(self) -> None:
-        """As the target's last layer on the highest tap."""
+        """Start as the target's last layer on the highest tap."""
         begin_with(self.fuse, len(self.taps) - 1)
         begin_as(self.layer, self.frame.layer(self.frame.config.layers - 1))
 
@@ -91,13 +91,13 @@ class Eagle3Head(Head):
         """What the output rows read at each level of the unroll, [batch, length, width]."""
         width = self.frame.config.hidden_size
         of_tokens, of_hidden = self.layer.qkv.weight.split(width, 1)
-        # The tokens are the same at every level, and so is what their embeddings add to q, k and v.
-        told = nn.functional.linear(self.rms_norm(self.frame.embed(tokens), self.embed_norm), of_tokens)
+        # The tokens are the same at every level, so their embeddings' share of q, k and v is computed once.
+        from_tokens = nn.functional.linear(self.rms_norm(self.frame.embed(tokens), self.embed_norm), of_tokens)
         hidden = shifted(self.fused(torch.cat([taps[layer] for layer in self.taps], -1)), 1)
         rows = Unrolled(self.layer, tokens.shape[1], tokens.device)
         for _ in range(self.settings.unroll):
             normed = self.rms_norm(hidden, self.hidden_norm)
-            qkv = told + nn.functional.linear(normed, of_hidden)
+            qkv = from_tokens + nn.functional.linear(normed, of_hidden)
             hidden = rows.read(qkv, normed if self.settings.norm_residual else hidden)
             yield self.rms_norm(hidden, self.norm)
             hidden = shifted(hidden, 1)
@@ -107,12 +107,12 @@ class Eagle3Head(Head):
 
 
 class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
-    """Draft with a head of one layer."""
+    """Draft with a one-layer head."""
 
     name = "eagle3"
     summary = "one trained layer on hidden states of the target, as a dynamic tree"
-    helps = "any text, where a head has been trained for the target; less where the text is foreign to it"
-    cost = "one pass of one layer and of a reduced head per level"
+    helps = "any text, if a head was trained for the target; less on text unlike its training data"
+    cost = "one pass of one layer and of a reduced LM head per level"
     options_type = LearnedOptions
     settings_type = Eagle3Settings
     head_type = Eagle3Head

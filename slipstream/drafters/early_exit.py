@@ -1,7 +1,7 @@
-"""`early_exit`: the first layers of the target, with its own norm and head, draft for the whole.
+"""`early_exit`: the first layers of the target, with its own norm and LM head, are the draft model.
 
-Verification may begin behind them (`reuse`, see first_layers.py); where that could change a bit, it runs all layers
-unless told otherwise.
+Verification may start after them (`reuse`, see first_layers.py). Where that could change a bit of the result, it runs
+all layers unless told otherwise.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.drafters.base import Wish
-from slipstream.drafters.first_layers import REUSE, FirstLayers, require_exit
-from slipstream.drafters.levels import Growth, GrowthOptions
-from slipstream.drafters.self_draft import SelfDrafter
+from slipstream.drafters.base import DraftRequest
+from slipstream.drafters.growing.first_layers import REUSE, FirstLayers, require_exit
+from slipstream.drafters.growing.self_draft import SelfDrafter
+from slipstream.drafters.growing.tree_growth import Growth, GrowthOptions
 from slipstream.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EarlyExitOptions(GrowthOptions):
-    """`exit`: how many layers the draft runs (0: a third of them). `reuse`: verification begins behind those layers,
-    `auto` where that changes no bit, `yes` always, `no` never. `nodes` and `draw` are those of `draft_model`.
+    """`exit`: number of layers that the draft runs (0: a third of them). `reuse`: verification starts after those
+    layers, `auto` where that changes no bit, `yes` always, `no` never. `nodes` and `draw` are those of `draft_model`.
     """
 
     exit: int = 0
@@ -41,9 +41,9 @@ class EarlyExitDrafter(SelfDrafter[EarlyExitOptions]):
     """Draft with the first layers."""
 
     name = "early_exit"
-    summary = "the first layers of the target and its own head"
-    helps = "targets that were trained to exit early; others agree too rarely with their own first layers"
-    cost = "one pass over the first layers and the head per level; no memory"
+    summary = "the first layers of the target and its own LM head"
+    helps = "targets trained for early exit; the first layers of others seldom agree with the whole model"
+    cost = "one pass over the first layers and the LM head per level; no extra memory"
     options_type = EarlyExitOptions
 
     def __init__(self, options: EarlyExitOptions, target: TargetView) -> None:
@@ -57,8 +57,8 @@ class EarlyExitDrafter(SelfDrafter[EarlyExitOptions]):
     def layers(self) -> tuple[int, ...]:
         return tuple(range(self._exit))
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        growths = self._grow(wishes)
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        growths = self._grow(requests)
         offers = [self._offer(growth) for growth in growths]
         self._first.prepare(growths, offers)
         return offers

@@ -1,8 +1,8 @@
-"""`kangaroo`: the first layers of the target and a small trained layer behind them draft for the whole.
+"""`kangaroo`: the first layers of the target and a small trained layer after them are the draft model.
 
-What the first layers write is not what the output rows read; one layer that was trained to stand for all the others
-translates. A node's hidden state is the target's own, in training as in drafting, so the layer learns in one reading of
-a text, its rows stay right when a node is accepted, and verification may begin behind the first layers.
+The trained layer replaces all the others: it turns the first layers' hidden states into what the output rows read. A
+node's hidden state is the target's own, in training and in drafting. So the layer is trained in one pass per text, its
+rows stay valid when a node is accepted, and verification may start after the first layers.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import torch
 
 from slipstream.attention import Segment
 from slipstream.cache import PagedCache
-from slipstream.drafters.base import Outcome, Wish
-from slipstream.drafters.features import FeatureStore
-from slipstream.drafters.first_layers import REUSE, FirstLayers, require_exit, silent
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
-from slipstream.drafters.head_layer import HeadLayer, begin_as
-from slipstream.drafters.head_rows import PagedRows
-from slipstream.drafters.keeping import KeepingDrafter
-from slipstream.drafters.layer_stack import StackHead
-from slipstream.drafters.learned import LearnedOptions
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.base import DraftRequest, Outcome
+from slipstream.drafters.growing.first_layers import REUSE, FirstLayers, require_exit, silent
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads.features import FeatureStore
+from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_layer import HeadLayer, begin_as
+from slipstream.drafters.heads.head_rows import PagedRows
+from slipstream.drafters.heads.layer_stack import StackHead
+from slipstream.drafters.heads.stack_drafter import StackDrafter
+from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 
 
 @dataclass(frozen=True)
 class KangarooSettings(HeadSettings):
-    """`exit`: how many layers of the target a draft runs (0: a sixth of them). `mlp`: width of the trained layer's MLP
-    (0: the target's).
+    """`exit`: number of the target's layers that a draft runs (0: a sixth of them). `mlp`: MLP width of the trained
+    layer (0: the target's).
     """
 
     exit: int = 0
@@ -44,9 +45,9 @@ class KangarooSettings(HeadSettings):
 
 @dataclass(frozen=True)
 class KangarooOptions(LearnedOptions):
-    """`reuse`: verification begins behind the layers that the draft ran, `auto` where that changes no bit, `yes`
-    always, `no` never. `checkpoint`: a directory that `slipstream train` wrote; without one, the drafter that was
-    trained for this target. `branch`: 1 for a chain, whose rows can always be reused. `draw` is that of `draft_model`.
+    """`reuse`: verification starts after the layers that the draft ran, `auto` where that changes no bit, `yes` always,
+    `no` never. `checkpoint`: a directory written by `slipstream train`; without one, the drafter trained for this
+    target. `branch`: 1 for a chain, whose rows can always be reused. `draw` is that of `draft_model`.
     """
 
     depth: int = 4
@@ -68,7 +69,7 @@ class KangarooHead(StackHead):
         self.taps = (self.exit - 1,)
 
     def begin(self) -> None:
-        """As the target's last layer, for want of all between."""
+        """Start as the target's last layer."""
         for layer in self.stack.layers:
             if isinstance(layer, HeadLayer):
                 begin_as(layer, self.frame.layer(self.frame.config.layers - 1))
@@ -79,13 +80,13 @@ class KangarooHead(StackHead):
         return Losses(total, mean(hits(logits, lesson.at(lesson.best)), lesson.counting())[None].detach())
 
 
-class KangarooDrafter(KeepingDrafter[KangarooOptions]):
+class KangarooDrafter(StackDrafter[KangarooOptions]):
     """Draft with the first layers and the trained one."""
 
     name = "kangaroo"
-    summary = "the first layers of the target and one trained layer that stands for the others"
-    helps = "large targets, on any text; on small ones the first layers are too large a part of a pass"
-    cost = "one pass over the first layers, one more and a reduced head per level"
+    summary = "the first layers of the target and one trained layer that replaces the others"
+    helps = "large targets, on any text; in small ones the first layers are too large a part of a pass"
+    cost = "one pass over the first layers, the trained layer and a reduced LM head per level"
     options_type = KangarooOptions
     settings_type = KangarooSettings
     head_type = KangarooHead
@@ -99,21 +100,21 @@ class KangarooDrafter(KeepingDrafter[KangarooOptions]):
         super().attach(cache)
         width, dtype = self.target.config.hidden_size, self.target.dtype
         self._features = FeatureStore(cache, f"{self.key}.features", self.taps, width, dtype)
+        self.stores_needed = (self._features.name,)
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        growths = self._grow(wishes)
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        growths = self._grow(requests)
         offers = [self._offer(growth) for growth in growths]
         self._first.prepare(growths, offers)
         return offers
 
-    def _ready(self, growth: Growth) -> bool:
-        # While a prompt is being fed, and behind guesses of a drafter above, the target's rows before the root are
-        # missing, in its own layers and in what was tapped of them.
-        root, sequence = growth.root_slot, growth.sequence
-        return growth.plan.drafts and sequence.cached == root and self._features.length(sequence.table) >= root
+    def follows(self, sequence: Sequence) -> bool:
+        # During prefill, and after guesses of a drafter above, the target's rows before the root are missing, both in
+        # its KV cache and in the taps.
+        return sequence.cached == len(sequence.tokens) - 1 and self._features.follows(sequence)
 
     def _entered(self, growths: list[Growth], segments: list[Segment], rows: PagedRows) -> torch.Tensor:
-        """Hidden states of the token itself: tapped ones up to the root, then those of a pass over the first layers."""
+        """Hidden states of the tokens: tapped ones up to the root, then those of a pass over the first layers."""
         running, fresh = [], []
         for growth, segment in zip(growths, segments, strict=True):
             if segment.first_slot + segment.rows > growth.root_slot:

@@ -1,7 +1,7 @@
-"""`layer_skip`: the target without some of its layers drafts for the whole (Draft & Verify, SWIFT).
+"""`layer_skip`: the target without some of its layers is the draft model (Draft & Verify, SWIFT).
 
-Which layers can be spared is a fact of the model, found by `slipstream tune`. What it found is kept under the target's
-fingerprint, for the models that come with the package too; for any other target every second layer of the middle goes.
+`slipstream tune` finds the layers that can be skipped and saves them under the target's fingerprint; findings for the
+built-in models come with the package. For any other target every second layer of the middle is skipped.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipstream.drafters import tuned
-from slipstream.drafters.levels import GrowthOptions
-from slipstream.drafters.self_draft import SelfDrafter
+from slipstream.drafters.growing.self_draft import SelfDrafter
+from slipstream.drafters.growing.tree_growth import GrowthOptions
 from slipstream.errors import CorruptFile, OptionError
 
 if TYPE_CHECKING:
     from slipstream.models.view import TargetView
 
 
-_MOST = 10_000  # layers; a mistyped range must not eat the memory
+_MOST = 10_000  # layers; a mistyped range must not fill the memory
 
 
 @dataclass(frozen=True)
 class LayerSkipOptions(GrowthOptions):
-    """`skip`: the layers left out, as in `skip=4/7-9/12`; `auto`: what `slipstream tune` found for this target. `nodes`
-    and `draw` are those of `draft_model`.
+    """`skip`: the layers to skip, as in `skip=4/7-9/12`; `auto`: those that `slipstream tune` found for this target.
+    `nodes` and `draw` are those of `draft_model`.
     """
 
     skip: str = "auto"
@@ -40,9 +40,9 @@ class LayerSkipDrafter(SelfDrafter[LayerSkipOptions]):
 
     name = "layer_skip"
     summary = "the target without some of its layers"
-    helps = "large targets, whose middle layers can be spared; small ones need all of theirs"
-    cost = "one pass over the layers that are left and the head per level; no memory"
-    needs = "`slipstream tune` once per target, to know which layers can be spared"
+    helps = "large targets, whose middle layers can be skipped; small ones need all of theirs"
+    cost = "one pass over the remaining layers and the LM head per level; no extra memory"
+    needs = "`slipstream tune` once per target, to find the layers that can be skipped"
     options_type = LayerSkipOptions
 
     def __init__(self, options: LayerSkipOptions, target: TargetView) -> None:

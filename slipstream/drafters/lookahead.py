@@ -1,11 +1,11 @@
-"""`lookahead`: the target guesses the coming positions itself, in the same pass in which it verifies.
+"""`lookahead`: the target guesses the next positions itself, in the same pass in which it verifies.
 
-A window of guesses rides in every pass as scouts. What the target says after them are better guesses for the positions
-behind (Jacobi iteration), and each column of the window leaves an N-gram: its tokens and what the target said after
-them. N-grams that begin with the last token of the text are offered as the draft. No second model, no training.
+Every pass contains a window of guesses as scouts. The target's choices after them are better guesses for the positions
+that follow (Jacobi iteration), and each column of the window yields an N-gram: its tokens and the target's choice after
+them. N-grams that begin with the last token of the text are the draft. No second model, no training.
 
-A sampled token depends on the noise of its position. The scouts read that noise too, so a window converges to what
-this request will be told, at any temperature.
+A sampled token depends on the noise of its position. The scouts use that noise too, so a window converges to this
+request's own output at any temperature.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from slipstream import noise
-from slipstream.drafters.base import Drafter, DraftOptions, Outcome, Wish
+from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest, Outcome
 from slipstream.errors import OptionError
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
@@ -27,9 +27,9 @@ Gram = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LookaheadOptions(DraftOptions):
-    """`window`: positions that are guessed at once. `ngram`: tokens of the N-grams that they leave. `guesses`: N-grams
-    that are verified in a step. `pool`: N-grams that a sequence keeps. What they need, and no more, is planned: `depth`
-    and `nodes` (0: not bounded) and `branch` are bounds.
+    """`window`: positions guessed at once. `ngram`: length of the N-grams. `guesses`: N-grams verified per step.
+    `pool`: N-grams kept per sequence. The plan is what these need; `depth` and `nodes` (0: no bound) and `branch` are
+    upper bounds.
     """
 
     depth: int = 0
@@ -61,18 +61,18 @@ class LookaheadOptions(DraftOptions):
 
     @property
     def plan(self) -> Plan:
-        """Room for every guess and for the whole window."""
+        """Room for all guesses and the whole window."""
         nodes = (self.window + self.guesses) * (self.ngram - 1)
         return Plan(self.window + self.ngram - 2, nodes, min(self.branch, self.guesses))
 
 
 class NgramPool:
-    """N-grams by their first token. When there are more than `limit`, the one that was not seen for longest goes."""
+    """N-grams by their first token. Above `limit`, the least recently seen is dropped."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._by_age: OrderedDict[Gram, None] = OrderedDict()
-        self._by_first: dict[int, dict[Gram, None]] = {}  # each in order of age too
+        self._by_first: dict[int, dict[Gram, None]] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._by_age)
@@ -104,28 +104,28 @@ class NgramPool:
 
 @dataclass
 class _Ahead:
-    """What one sequence looks ahead with.
+    """Lookahead state of one sequence.
 
-    A column of the window is `ngram - 1` tokens for consecutive positions and is known by the absolute position of the
-    first, so that the window moves with the text by itself, whatever was emitted, left out or taken back.
+    A column of the window is `ngram - 1` tokens for consecutive positions, identified by the absolute position of the
+    first. So the window moves with the text, whatever was emitted, pruned or taken back.
     """
 
     pool: NgramPool
     columns: dict[int, Gram] = field(default_factory=dict)
-    read: int = 0  # tokens of the text that began an N-gram in the pool, or were too old to
+    read: int = 0  # tokens of the text whose N-grams were added to the pool or skipped as too old
 
 
 class LookaheadDrafter(Drafter[LookaheadOptions]):
-    """Draft from what the target itself said, a few steps ago, about the positions to come."""
+    """Draft from the target's own guesses of earlier steps."""
 
     name = "lookahead"
-    summary = "lookahead decoding: the target guesses the coming positions in the pass that verifies"
-    helps = "any text, without a second model, where rows are nearly free (one request on a GPU); seldom on a CPU"
-    cost = "window * (ngram - 1) rows of every pass beside the guesses, and when sampling one more choice per column"
+    summary = "lookahead decoding: the target guesses the next positions in the pass that verifies"
+    helps = "any text, without a second model, if extra rows are nearly free (one request on a GPU); seldom on a CPU"
+    cost = "window * (ngram - 1) rows of every pass besides the guesses; when sampling, one more choice per column"
     options_type = LookaheadOptions
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        return [self._one(wish.sequence, wish.plan) for wish in wishes]
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        return [self._one(request.sequence, request.plan) for request in requests]
 
     def _one(self, sequence: Sequence, plan: Plan) -> TokenTree:
         ahead: _Ahead = sequence.drafting.setdefault(self.key, _Ahead(NgramPool(self.options.pool)))
@@ -136,7 +136,7 @@ class LookaheadDrafter(Drafter[LookaheadOptions]):
         return tree
 
     def _read(self, ahead: _Ahead, sequence: Sequence) -> None:
-        """The text's own N-grams enter the pool as well; of a long prompt only as many as it holds."""
+        """Add the text's own N-grams to the pool; of a long prompt only as many as fit."""
         size = self.options.ngram
         end = sequence.settled - size + 1
         for start in range(max(ahead.read, end - self.options.pool), end):
@@ -146,8 +146,8 @@ class LookaheadDrafter(Drafter[LookaheadOptions]):
     def _add_guesses(self, tree: TokenTree, pool: NgramPool, plan: Plan) -> None:
         """The newest N-grams after the root, merged where they begin alike.
 
-        Confidence is a rule of thumb, so that other drafters' nodes can be weighed against these: the newest is right
-        in its first token one time in three, older ones and deeper tokens less often.
+        Confidence is a rule of thumb, to compare these nodes with those of other drafters: the newest N-gram's first
+        token counts as right one time in three, older N-grams and deeper tokens less.
         """
         for rank, gram in enumerate(pool.after(tree.tokens[0], self.options.guesses), start=1):
             node, confidence = 0, 1.0 / (3 * rank)
@@ -163,8 +163,8 @@ class LookaheadDrafter(Drafter[LookaheadOptions]):
     def _add_window(self, tree: TokenTree, ahead: _Ahead, sequence: Sequence, plan: Plan) -> None:
         """First tokens as a chain below the root, the rest of each column below its own first token.
 
-        Only whole columns ride, as many as the plan has room for. Their confidence is 0, so that a policy that prunes
-        keeps guesses before scouts, and of these the first columns (equals are kept in index order).
+        Only whole columns are added, as many as the plan has room for. Their confidence is 0, so that pruning keeps
+        guesses before scouts, and of these the first columns (equals are kept in index order).
         """
         below = self.options.ngram - 2
         room = (plan.nodes + 1 - len(tree)) // (below + 1)
@@ -182,9 +182,9 @@ class LookaheadDrafter(Drafter[LookaheadOptions]):
         return tree.add(parent, token, origin=self.name, confidence=0.0, scout=True)
 
     def _fresh(self, ahead: _Ahead, sequence: Sequence, position: int) -> Gram:
-        """A column for a position that was out of sight: its neighbour's tokens from here on, and one that is likely
-        to follow them; without a neighbour tokens of the text. Random numbers come from the position alone, so that a
-        request drafts the same each time and in any company.
+        """A column for a position new to the window: the neighbour's tokens from here on, and one that is likely to
+        follow them; without a neighbour, tokens of the text. Random numbers depend on the position alone, so the drafts
+        of a request are reproducible in any batch.
         """
 
         def any_token(row: int) -> int:
@@ -202,22 +202,23 @@ class LookaheadDrafter(Drafter[LookaheadOptions]):
         for outcome in outcomes:
             ahead: _Ahead | None = outcome.sequence.drafting.get(self.key)
             if ahead is not None and outcome.tree is not None:
-                # A scout is known by its path, not by its index: others may have added nodes, or left some out.
+                # A scout is identified by its path, not its index: nodes may have been added or pruned.
                 said = {tuple(outcome.tree.path_tokens(scout)): token for scout, token in outcome.scouted.items()}
                 self._keep(ahead.pool, said)
                 self._move(ahead, outcome, said)
 
     def _keep(self, pool: NgramPool, said: dict[Gram, int]) -> None:
-        """What the target said after a path makes an N-gram with the end of it."""
+        """The end of a path and the target's choice after it make an N-gram."""
         width = self.options.ngram - 1
         for path, token in said.items():
             if len(path) >= width:
                 pool.add((*path[-width:], token))
 
     def _move(self, ahead: _Ahead, outcome: Outcome, said: dict[Gram, int]) -> None:
-        """A column that got an answer loses its first token and gains the answer, and so belongs to the next position.
+        """A column that got the target's choice drops its first token, appends the choice and moves to the next
+        position.
 
-        One that got none stays where it is. Columns that the text has reached are forgotten.
+        A column without one stays. Columns that the text has reached are dropped.
         """
         sequence = outcome.sequence
         moved: dict[int, Gram] = {}

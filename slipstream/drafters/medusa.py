@@ -1,33 +1,32 @@
-"""`medusa`: several small heads on the target's last hidden state, each for one of the coming places.
+"""`medusa`: several small heads on the target's last hidden state, each for one of the next positions.
 
-The hidden state from which the target chose the root says something about the tokens behind the root, too; the root's
-embedding, where heads read it, says which one was chosen. Head 0 guesses the first token behind the root, head 1 the
-second, and so on, all at once and none knowing what the others say. So every guess of a depth fits below every guess of
-the depth before it, and what is left to choose is the shape of the tree.
+The heads read the hidden state from which the target chose the root, and the root's embedding where they were trained
+to. Head 0 guesses the first token after the root, head 1 the second, and so on, all at once and independently. So every
+guess of a depth fits below every guess of the depth before it, and only the shape of the tree is left to choose.
 
-Heads that read the token before their own (as in Hydra) guess level by level instead, a guess for every node.
+Heads that read the previous token (as in Hydra) guess level by level instead, once per node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn import functional
 
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.device_draft import DeviceDraft
-from slipstream.drafters.head import Head
-from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
-from slipstream.drafters.levels import Candidates, Growth
-from slipstream.drafters.marginals import best_first
-from slipstream.drafters.medusa_head import MedusaHead, MedusaSettings, unit
-from slipstream.drafters.medusa_loop import HeadsDraft
-from slipstream.drafters.static_loop import StaticDraft
-from slipstream.drafters.static_tree import ASSUMED, RANKS, StaticTree
+from slipstream.drafters.device.device_draft import DeviceDraft
+from slipstream.drafters.device.medusa_loop import HeadsDraft
+from slipstream.drafters.device.static_loop import StaticDraft
+from slipstream.drafters.growing.marginals import best_first
+from slipstream.drafters.growing.static_tree import ASSUMED, RANKS, StaticTree
+from slipstream.drafters.growing.tree_growth import Candidates, Growth
+from slipstream.drafters.heads.head import Head
+from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
+from slipstream.drafters.heads.medusa_head import MedusaHead, MedusaSettings, unit
 from slipstream.errors import CorruptFile
-from slipstream.models.linear import make_draft_linear
+from slipstream.models.layers.linear import make_draft_linear
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -35,9 +34,9 @@ from slipstream.types import Plan
 
 @dataclass(frozen=True)
 class MedusaOptions(LearnedOptions):
-    """`depth`: at most as many levels as there are heads. `tree`: `dynamic`, the paths that the heads give the highest
-    probability in this step; `static`, the shape for which the heads' accuracies speak. Sampled nodes always take the
-    static shape: another would have been chosen by looking at their tokens.
+    """`depth`: at most the number of heads. `tree`: `dynamic`, the likeliest paths of this step; `static`, a fixed
+    shape computed from the heads' accuracies. Sampled nodes always use the static shape: a dynamic one would depend on
+    their tokens.
     """
 
     depth: int = 5
@@ -57,16 +56,24 @@ class _Known:
     hidden: torch.Tensor  # [width]
 
 
+@dataclass
+class HeadsGrowth(Growth):
+    """A tree whose nodes are all guessed from one state."""
+
+    state: torch.Tensor = field(init=False, repr=False)  # [1, width]: the target's normed hidden state before the root
+
+
 class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     """Draft a whole tree from one hidden state."""
 
     name = "medusa"
-    summary = "trained heads on the last hidden state, each for one of the coming places, as a tree"
-    helps = "any text, where a drafter must cost next to nothing; heads do not know what was guessed before them"
-    cost = "two products per head and one of a reduced output head a step, whatever the depth"
+    summary = "trained heads on the last hidden state, each for one of the next positions, as a tree"
+    helps = "any text, if a draft must cost next to nothing; a head does not see the guesses of the others"
+    cost = "two GEMMs per head and one of a reduced LM head per step, whatever the depth"
     options_type = MedusaOptions
     settings_type = MedusaSettings
     head_type = MedusaHead
+    growth_type = HeadsGrowth
 
     def _build(self, head: Head) -> None:
         super()._build(head)
@@ -91,7 +98,7 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             self._output = make_draft_linear(ready(head.frame.rows))
         self._accuracies: Seq[Seq[float]] = self.trained.figures.get("accuracies") or [ASSUMED] * heads
         if len(self._accuracies) != heads:
-            raise CorruptFile(f"{self._place}: accuracies of {len(self._accuracies)} heads, and there are {heads}")
+            raise CorruptFile(f"{self._place}: accuracies of {len(self._accuracies)} heads, but {heads} heads")
         self._shapes: dict[Plan, StaticTree] = {}
 
     def room(self, sequence: Sequence) -> int:
@@ -102,29 +109,24 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
 
     # -- guessing -----------------------------------------------------------------------------------------------------
 
-    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
-        known = {id(growth): self.hidden_of(growth.sequence) for growth in growths if growth.plan.drafts}
-        ready = [growth for growth in growths if known.get(id(growth)) is not None]
-        if not ready:
-            return [None] * len(growths)
-        normed = self.target.norm(torch.stack([row for row in known.values() if row is not None]))
+    def _feed_roots(self, growths: list[Growth]) -> Seq[torch.Tensor | None]:
+        known = [self.hidden_of(growth.sequence) for growth in growths]
+        normed = self.target.norm(torch.stack([row for row in known if row is not None]))
         if self.by_levels:
-            for growth, row in zip(ready, normed.split(1), strict=True):
-                growth.hidden = [row]
-            rows = dict(zip(map(id, ready), self._run(ready).split(1), strict=True))
-            for growth in ready:
-                growth.fed = 1
-            return [rows.get(id(growth)) for growth in growths]
-        roots = torch.tensor([growth.tree.tokens[0] for growth in ready], device=self.target.device)
-        guesses = self.guesses(normed, roots, max(growth.plan.depth for growth in ready))
-        for growth, logits in zip(ready, guesses, strict=True):
-            growth.fed, growth.logits = 1, logits[: growth.plan.depth]
-        # Chosen nodes need no levels: their tree is made of all heads at once.
+            for growth, row in zip(growths, normed.split(1), strict=True):
+                assert isinstance(growth, HeadsGrowth)
+                growth.state = row
+            return list(self._run(growths).split(1))
+        roots = torch.tensor([growth.tree.tokens[0] for growth in growths], device=self.target.device)
+        guesses = self.guesses(normed, roots, max(growth.plan.depth for growth in growths))
+        for growth, logits in zip(growths, guesses, strict=True):
+            growth.logits = logits[: growth.plan.depth]
+        # Chosen nodes need no levels: their tree is built from all heads at once.
         return [g.logits[:1] if g.sampled and g.logits is not None else None for g in growths]
 
     def guesses(self, normed: torch.Tensor, roots: torch.Tensor, levels: int) -> torch.Tensor:
-        """What all heads say, given normed states [sequences, width] and the roots [sequences] behind them: logits
-        [sequences, levels, draft tokens].
+        """Logits [sequences, levels, draft tokens] of all heads, given normed states [sequences, width] and the roots
+        [sequences] after them.
         """
         states = normed
         if self._root:
@@ -138,16 +140,19 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         return logits.view(len(roots), levels, -1)
 
     def followed(self, normed: torch.Tensor, tokens: torch.Tensor, depth: int) -> torch.Tensor:
-        """What one head says behind tokens [rows], given normed states [rows, width]: logits [rows, draft tokens]."""
+        """Logits [rows, draft tokens] of one head after tokens [rows], given normed states [rows, width]."""
         states = torch.cat([normed, unit(self.target.embed(tokens), self.target.config.norm_eps)], -1)
         return self._output(normed + functional.silu(self._enters[depth](states)) @ self._leave[depth])
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         if self.by_levels:
-            hidden = torch.cat([growth.hidden[0].expand(len(growth.tree) - growth.fed, -1) for growth in growths])
+            states = []
+            for growth in growths:
+                assert isinstance(growth, HeadsGrowth)
+                states.append(growth.state.expand(len(growth.tree) - growth.fed, -1))
             tokens = [token for growth in growths for token in growth.tree.tokens[growth.fed :]]
-            depth = growths[0].tree.depths[growths[0].fed]  # of all: trees grow level by level together
-            return self.followed(hidden, torch.tensor(tokens, device=self.target.device), depth)
+            depth = growths[0].tree.depths[growths[0].fed]  # the same for all: trees grow level by level together
+            return self.followed(torch.cat(states), torch.tensor(tokens, device=self.target.device), depth)
         parts = []
         for growth in growths:
             assert growth.logits is not None
@@ -157,7 +162,7 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     # -- trees --------------------------------------------------------------------------------------------------------
 
     def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
-        """Below each node as many draws as the static shape has children there: no token is looked at."""
+        """Draw as many children per node as the static shape has there: the shape does not depend on tokens."""
         tree, plan = growth.tree, growth.plan
         for parent, row in zip(parents, logits, strict=True):
             count = self._width_below(growth, parent)
@@ -186,21 +191,20 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
             return super()._offer(growth)
         if growth.sampled or growth.logits is None:
             return growth.tree
-        candidates, plan = self._choices(growth, growth.logits), growth.plan
-        tree = TokenTree(growth.tree.tokens[0])
+        candidates, plan, tree = self._choices(growth, growth.logits), growth.plan, growth.tree
         if self.options.tree == "dynamic":
             tokens = [[token for token, _ in depth] for depth in candidates]
             odds = [[probability for _, probability in depth] for depth in candidates]
             for parent, token, joint in best_first(tokens, odds, plan.nodes, plan.min_confidence):
                 tree.add(parent, token, origin=self.name, confidence=joint)
             return tree
-        places = [0]  # of the nodes of the shape in the tree; -1: left out
+        places = [0]  # shape node -> tree node; -1: left out
         for parent, rank, _ in self._shape(plan).nodes:
             places.append(self._placed(tree, places[parent], rank, candidates, plan.min_confidence))
         return tree
 
     def _placed(self, tree: TokenTree, parent: int, rank: int, candidates: Candidates, min_confidence: float) -> int:
-        """Add the candidate of this rank below `parent`, if both are there and worth it."""
+        """Add the candidate of this rank below `parent`, if the parent exists and the candidate is likely enough."""
         if parent < 0 or rank >= len(choices := candidates[tree.depths[parent]]):
             return -1
         token, probability = choices[rank]
@@ -208,17 +212,17 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         return -1 if joint < min_confidence else tree.add(parent, token, origin=self.name, confidence=joint)
 
     def _choices(self, growth: Growth, logits: torch.Tensor) -> Candidates:
-        """The likeliest tokens of each depth, as they would be behind the first choices of the depths above."""
+        """The likeliest tokens of each depth, given the first choices of the depths above."""
         spine = self.vocab[logits[:-1].argmax(-1)].tolist()
-        behind = replace(growth, tree=TokenTree.chain(growth.tree.tokens[0], spine))
-        if self.options.tree == "static":  # its nodes may be of any rank that was counted
-            behind = replace(behind, plan=replace(growth.plan, branch=max(RANKS, growth.plan.branch)))
+        shadow = replace(growth, tree=TokenTree.chain(growth.tree.tokens[0], spine))
+        if self.options.tree == "static":  # its nodes may have any rank that was counted
+            shadow = replace(shadow, plan=replace(growth.plan, branch=max(RANKS, growth.plan.branch)))
         if growth.sequence.params.adjusts:
             logits = self._widened(logits)
-        return self._candidates(behind, logits, range(len(logits)))
+        return self._candidates(shadow, logits, range(len(logits)))
 
     def _shape(self, plan: Plan) -> StaticTree:
-        """The static tree for a plan: there are few plans, and each is met in many steps."""
+        """The static tree of a plan, cached: there are few plans."""
         if plan not in self._shapes:
             self._shapes[plan] = StaticTree.best(self._accuracies[: plan.depth], plan.nodes, plan.branch)
         return self._shapes[plan]
@@ -235,14 +239,14 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
     def observe(self, outcomes: Seq[Outcome]) -> None:
         for outcome in outcomes:
             outcome.sequence.drafting.pop(self.key, None)
-            self.know(outcome.sequence, outcome.taps[self.taps[0]][-1].clone())  # of a prompt's piece, one row of many
+            self.know(outcome.sequence, outcome.taps[self.taps[0]][-1].clone())  # a prefill chunk has many rows
 
     def know(self, sequence: Sequence, hidden: torch.Tensor) -> None:
         """Keep the hidden state [width] of the last token that the target has seen."""
         sequence.drafting[f"{self.key}.hidden"] = _Known(sequence.cached, hidden)
 
     def hidden_of(self, sequence: Sequence) -> torch.Tensor | None:
-        """The hidden state before the root; until its prompt is fed a sequence has none."""
+        """The hidden state before the root; None until the prompt is prefilled."""
         known: _Known | None = sequence.drafting.get(f"{self.key}.hidden")
         return known.hidden if known is not None and known.length == len(sequence.tokens) - 1 else None
 

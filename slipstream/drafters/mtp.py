@@ -1,13 +1,12 @@
-"""`mtp`: multi-token prediction, a chain of modules of one decoder layer each, behind the target's last layer.
+"""`mtp`: multi-token prediction, a chain of modules of one decoder layer each, after the target's last layer.
 
-A module joins the hidden state of the token before with the embedding of the token itself, runs one layer over the
-sequence, and its output is both what the target's own rows judge and the hidden state that the next module reads one
-token later. Module k drafts level k of the tree; the last one goes on below, on its own outputs. With one module that
-is all of them.
+A module joins the hidden state of the previous token with the embedding of the token, and runs one layer over the
+sequence. Its output is read by the target's output rows, and as a hidden state by the next module one token later.
+Module k drafts level k of the tree; the last module drafts all further levels on its own outputs.
 
-Module k has K/V of its own for every token. Its row of token x_j reads the output of module k - 1 at x_(j-1), and so in
-the end the target's hidden state of x_(j-k-1): rows up to the root are made of nothing but known tokens, once and for
-all. Of a draft's nodes a module needs rows too: at level k all levels above are fed to it, as they were in training.
+Module k has its own K/V for every token. Its row of token x_j reads the output of module k - 1 at x_(j-1), and so the
+target's hidden state of x_(j-k-1): rows up to the root depend on known tokens alone and are final. A module also needs
+rows of a draft's nodes: at level k it is fed all levels above, as in training.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from torch import nn
 
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PagedCache
-from slipstream.drafters.features import FeatureStore
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
-from slipstream.drafters.head_rows import HeadRows, PagedRows
-from slipstream.drafters.learned import LearnedOptions
-from slipstream.drafters.levels import Growth
-from slipstream.drafters.sequential import SequentialDrafter
-from slipstream.drafters.unroll import Unrolled, losses_of_levels, shifted
-from slipstream.models.linear import Linear, make_draft_linear
-from slipstream.models.norm import RowNorms
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads.features import FeatureStore
+from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses
+from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
+from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
+from slipstream.drafters.heads.sequential import SequentialDrafter
+from slipstream.drafters.heads.unroll import Unrolled, losses_of_levels, shifted
+from slipstream.models.layers.linear import Linear, make_draft_linear
+from slipstream.models.layers.norm import RowNorms
 from slipstream.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class MtpSettings(HeadSettings):
-    """`modules`: one for every level, or a module each for the first levels and the last of them below. `unroll`:
-    levels that they are trained for. `decay`: what a level counts against the one before it. `mlp`: width of a
-    module's MLP (0: the target's).
+    """`modules`: one for all levels, or one for each of the first levels with the last one for all further. `unroll`:
+    levels that they are trained for. `decay`: weight of a level's loss relative to the level before. `mlp`: MLP width
+    of a module (0: the target's).
     """
 
     modules: int = 1
@@ -54,7 +53,7 @@ class MtpSettings(HeadSettings):
 
 
 class MtpModule(nn.Module):
-    """Hidden state and embedding, each normed and joined by a matrix; one layer; the norm before the output rows."""
+    """Hidden state and embedding, each normed, joined by a matrix; one layer; the norm before the output rows."""
 
     def __init__(self, settings: MtpSettings, frame: Frame) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class MtpModule(nn.Module):
 
 
 class MtpHead(Head):
-    """The modules, trained through each other: every level's loss reaches all that came before it."""
+    """The modules, trained end to end: every level's loss reaches all modules before it."""
 
     def __init__(self, settings: MtpSettings, frame: Frame) -> None:
         super().__init__(frame)
@@ -78,25 +77,25 @@ class MtpHead(Head):
         self.chain = nn.ModuleList(MtpModule(settings, frame) for _ in range(settings.modules))
 
     def begin(self) -> None:
-        """As the target's last layer on what it wrote itself."""
+        """Start as the target's last layer on its own output."""
         for module in self.parts():
             begin_with(module.join, 0)
             begin_as(module.layer, self.frame.layer(self.frame.config.layers - 1))
 
     def parts(self) -> list[MtpModule]:
-        """The modules, the first level's first."""
+        """The modules, in order of level."""
         return [module for module in self.chain if isinstance(module, MtpModule)]
 
     def levels(self, tokens: torch.Tensor, taps: dict[int, torch.Tensor]) -> Iterator[torch.Tensor]:
         """What the output rows read at each level, [batch, length, width].
 
-        The first reading of a module is over whole texts; only the last module is read again, on its own outputs.
+        A module is first run over whole texts; only the last module runs again, on its own outputs.
         """
         embedded, width = self.frame.embed(tokens), self.frame.config.hidden_size
         hidden = shifted(taps[self.taps[0]], 1)
         modules = self.parts()
-        # The tokens are the same at every level, and so is what a module's join makes of their embeddings.
-        told = [
+        # The tokens are the same at every level, so a module's projection of their embeddings is computed once.
+        from_tokens = [
             nn.functional.linear(self.rms_norm(embedded, module.embed_norm), module.join.weight[:, width:])
             for module in modules
         ]
@@ -105,7 +104,7 @@ class MtpHead(Head):
             number = min(level, len(modules) - 1)
             module = modules[number]
             normed = self.rms_norm(hidden, module.hidden_norm)
-            joined = told[number] + nn.functional.linear(normed, module.join.weight[:, :width])
+            joined = from_tokens[number] + nn.functional.linear(normed, module.join.weight[:, :width])
             hidden = readings[number].read(module.layer.qkv(self.rms_norm(joined, module.input_norm)), joined)
             yield self.rms_norm(hidden, module.norm)
             hidden = shifted(hidden, 1)
@@ -116,7 +115,7 @@ class MtpHead(Head):
 
 @dataclass(frozen=True)
 class _Paged:
-    """A module as it drafts. The norms before `join` are folded into it, so that both take one call."""
+    """A module for drafting. The norms before `join` are folded into it."""
 
     join: Linear
     layer: PagedHeadLayer
@@ -124,16 +123,24 @@ class _Paged:
     norm: RowNorms
 
 
+@dataclass
+class ModuleGrowth(Growth):
+    """A tree whose first levels have a module each; `hidden` is the output of the module that ran last."""
+
+    roots: tuple[torch.Tensor, ...] = ()  # each module's output at the root, [1, width]
+
+
 class MtpDrafter(SequentialDrafter[LearnedOptions]):
     """Draft with modules that read the target's last hidden state and then each other."""
 
     name = "mtp"
-    summary = "trained modules behind the target's last layer, each reading the one before, as a dynamic tree"
-    helps = "any text, where modules have been trained for the target; one that is reused is cheapest"
-    cost = "one pass of one layer and of a reduced head per level; with D modules, D rows of a layer per token besides"
+    summary = "trained modules after the target's last layer, each reading the one before, as a dynamic tree"
+    helps = "any text, if modules were trained for the target; a single reused module is cheapest"
+    cost = "one pass of one layer and of a reduced LM head per level; with D modules, D more layer rows per token"
     options_type = LearnedOptions
     settings_type = MtpSettings
     head_type = MtpHead
+    growth_type = ModuleGrowth
 
     def _build(self, head: Head) -> None:
         super()._build(head)
@@ -186,16 +193,16 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
 
     def attach(self, cache: PagedCache) -> None:
         super().attach(cache)
-        # What modules before the last one wrote: the next module reads it one token later, perhaps in a later pass.
+        # Outputs of all modules but the last: the next module reads them one token later, perhaps in a later pass.
         self._between = range(self.layers - 1)
         if self._between:
             width, dtype = self.target.config.hidden_size, self.target.dtype
             self._outputs = FeatureStore(cache, f"{self.key}.outputs", tuple(self._between), width, dtype)
 
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All modules, one after the other, over tokens that are known.
+        """All modules, one after the other, over known tokens.
 
-        Their outputs side by side, [rows, modules * width], and the first one's logits where they are asked for.
+        Returns their outputs side by side, [rows, modules * width], and the first module's logits where requested.
         """
         rows = self._rows(segments)
         embedded = self.target.embed(rows.tokens)
@@ -213,6 +220,14 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
                 self._outputs.write(segment.table, segment.committed, new)
         return torch.cat(outputs, 1), self.judged(rows.wanted(outputs[0]))
 
+    def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
+        rows = super()._feed_roots(growths)
+        for growth in growths:
+            assert isinstance(growth, ModuleGrowth)
+            growth.roots = growth.hidden[0].chunk(self.layers, 1)
+            growth.hidden = [growth.roots[0]]
+        return rows
+
     def rollback(self, sequence: Sequence, length: int) -> None:
         super().rollback(sequence, length)
         if self._between:
@@ -224,22 +239,21 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
         level, count = growths[0].tree.depths[-1], self.layers
         segments, before = [], []
         for growth in growths:
-            # A module that has not drafted for this tree yet is given all its nodes: it needs rows of those above.
+            # A module that has not drafted for this tree yet is fed all its nodes: it needs rows of those above.
             first = growth.fed if level >= count else 1
             segments.append(self._nodes(growth, first))
-            root, *nodes = growth.hidden
-            hidden = torch.cat([root.unflatten(1, (count, -1))[:, min(level, count) - 1], *nodes])
-            before.append(hidden[torch.tensor(growth.tree.parents[first:], device=self.target.device)])
-            growth.hidden = [root, *nodes] if level >= count else [root]
+            parents = torch.tensor(growth.tree.parents[first:], device=self.target.device)
+            before.append(torch.cat(growth.hidden)[parents])
         rows, number = self._rows(segments), min(level, count - 1)
         output = self._read(number, self.target.embed(rows.tokens), torch.cat(before), rows)
         for growth, hidden in zip(growths, output.split([s.rows for s in segments]), strict=True):
-            growth.hidden.append(hidden)
+            assert isinstance(growth, ModuleGrowth)
+            growth.hidden = [*(growth.hidden if level >= count else [growth.roots[number]]), hidden]
         return self.judged(rows.wanted(output), number)
 
     @staticmethod
     def _nodes(growth: Growth, first: int) -> Segment:
-        """The nodes from `first` on; logits are wanted of those that have not been fed."""
+        """The nodes from `first` on; logits are requested for those that have not been fed."""
         root = [growth.tree.tokens[0]]
         segment = tree_segment(growth.sequence.table, growth.root_slot, root, growth.tree, first_node=first)
         return replace(segment, logits_from=growth.fed - first)

@@ -1,11 +1,11 @@
-"""`ngram`: prompt lookup. What followed the last n tokens the last time they occurred is offered as a chain."""
+"""`ngram`: prompt lookup. What followed the last n tokens at their previous occurrence is offered as a chain."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from slipstream.drafters.base import Drafter, DraftOptions, Wish
+from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -31,7 +31,7 @@ class NgramOptions(DraftOptions):
 
 @dataclass
 class _Index:
-    """Where each n-gram of a sequence ended last; `seen` tokens are in it."""
+    """Where each n-gram of a sequence ended last; `seen`: tokens indexed."""
 
     ends: dict[tuple[int, ...], int] = field(default_factory=dict)
     seen: int = 0
@@ -41,13 +41,13 @@ class NgramDrafter(Drafter[NgramOptions]):
     """Look the last few tokens up in the text so far."""
 
     name = "ngram"
-    summary = "prompt lookup: what followed the last n tokens the last time"
+    summary = "prompt lookup: what followed the last n tokens at their previous occurrence"
     helps = "copying, editing, summaries, code; on text that never repeats it drafts nothing"
-    cost = "a look-up in a dictionary"
+    cost = "a dictionary look-up"
     options_type = NgramOptions
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        return [self._one(wish.sequence, wish.plan) for wish in wishes]
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        return [self._one(request.sequence, request.plan) for request in requests]
 
     def _one(self, sequence: Sequence, plan: Plan) -> TokenTree:
         tokens = sequence.tokens
@@ -57,9 +57,9 @@ class NgramDrafter(Drafter[NgramOptions]):
         return TokenTree.chain(tokens[-1], draft, origin=self.name)
 
     def _match(self, tokens: list[int], settled: int, index: _Index) -> int | None:
-        """Where the tokens that followed the longest earlier match begin."""
+        """Start of the tokens that followed the longest earlier match."""
         sizes = range(self.options.min_n, self.options.max_n + 1)
-        # N-grams that end before the last token enter the index now: the last ones must not find themselves.
+        # N-grams that end before the last token are indexed now: the last ones must not match themselves.
         final = min(settled, len(tokens) - 1)
         for end in range(index.seen, final):
             for size in sizes:

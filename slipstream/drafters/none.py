@@ -1,17 +1,17 @@
-"""`none`: plain decoding. It drafts nothing and walks the same path through the engine as every other drafter."""
+"""`none`: plain decoding. It drafts nothing and takes the same path through the engine as every other drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from slipstream.drafters.base import Drafter, DraftOptions, Wish
+from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
 from slipstream.tree import TokenTree
 
 
 @dataclass(frozen=True)
 class NoneOptions(DraftOptions):
-    """Nothing to set."""
+    """No options."""
 
     depth: int = 0
     nodes: int = 0
@@ -27,10 +27,10 @@ class NoDrafter(Drafter[NoneOptions]):
     """Draft nothing."""
 
     name = "none"
-    summary = "plain decoding: no draft, one token a step"
-    helps = "the baseline every speed-up is measured against"
+    summary = "plain decoding: no draft, one token per step"
+    helps = "the baseline of every speed-up"
     cost = "nothing"
     options_type = NoneOptions
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        return [TokenTree(wish.sequence.tokens[-1]) for wish in wishes]
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        return [TokenTree(request.sequence.tokens[-1]) for request in requests]

@@ -1,51 +1,51 @@
 """`parallel`: one pass drafts a whole block.
 
-Behind the root's row stand rows that have no token yet. They are learnt: an embedding for each place, and one stand-in
-for the hidden state that is not known there. The row d places behind the root guesses the token behind that, not
-knowing the tokens between. A small product of the token before and of the row repairs that where a path is chosen: it
-says what the token before, once it is known, changes about the guess, and costs no further pass of the layers.
+The rows after the root have no token yet. Their inputs are trained: an embedding per position, and one vector in place
+of the unknown hidden state. The row d positions after the root guesses the token that follows it, without knowing the
+tokens between. A low-rank link from the previous token to the row corrects that where a path is chosen: it gives the
+change of the logits once the previous token is known, without another pass of the layers.
 
-A row without a token sees the text, the root and those before it, so a block can be cut at any depth.
+A row without a token attends to the text, the root and the rows before it, so a block can be cut at any depth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from slipstream import noise
-from slipstream.attention import Segment, tree_segment
-from slipstream.drafters.device_draft import DeviceDraft
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean, whole
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
-from slipstream.drafters.head_rows import HeadRows, PagedRows
-from slipstream.drafters.lattice import Lattice
-from slipstream.drafters.learned import LearnedOptions
-from slipstream.drafters.levels import Growth
-from slipstream.drafters.parallel_loop import ParallelLoop
-from slipstream.drafters.sequential import SequentialDrafter
-from slipstream.drafters.tree_loop import TreeDraft
-from slipstream.drafters.unroll import shifted
+from slipstream.attention import Segment
+from slipstream.drafters.device.device_draft import DeviceDraft
+from slipstream.drafters.device.parallel_loop import ParallelLoop
+from slipstream.drafters.device.tree_loop import TreeDraft
+from slipstream.drafters.growing.catch_up import Text, catch_up, wanted
+from slipstream.drafters.growing.lattice import Lattice
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean, whole
+from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
+from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
+from slipstream.drafters.heads.sequential import SequentialDrafter
+from slipstream.drafters.heads.unroll import shifted
 from slipstream.errors import DraftFault
-from slipstream.models.linear import make_draft_linear
-from slipstream.models.norm import RowNorms
+from slipstream.models.layers.linear import make_draft_linear
+from slipstream.models.layers.norm import RowNorms
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
-from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
-_UNLINKED = 0.3  # what a guess counts in training before the token before it is told: candidates are found by it
+_UNLINKED = 0.3  # loss weight of the logits without the link: they select the candidates
 
 
 @dataclass(frozen=True)
 class ParallelSettings(HeadSettings):
-    """`block`: tokens that a pass drafts. `layers`: of the head. `rank`: of the link between a token and the next.
-    `anchors`: the share of a lesson's rows that a block is learnt behind. `decay`: what a depth counts against the one
-    before it. `mlp`: width of a layer's MLP (0: the target's).
+    """`block`: tokens drafted per pass. `layers`: of the head. `rank`: of the link between a token and the next.
+    `anchors`: share of a lesson's rows after which a block is trained. `decay`: weight of a depth's loss relative to
+    the depth before. `mlp`: MLP width of a layer (0: the target's).
     """
 
     block: int = 8
@@ -65,7 +65,7 @@ class ParallelSettings(HeadSettings):
 
 
 class ParallelHead(Head):
-    """Taps fused into one hidden state; it and the token's embedding, each normed, go into the first of the layers."""
+    """Taps are fused into one hidden state; it and the token's embedding, each normed, enter the first layer."""
 
     tables = ("masks", "pull.weight")
     by_token = ("pull.weight",)
@@ -91,34 +91,34 @@ class ParallelHead(Head):
         self.gate = nn.Linear(width, settings.rank, bias=False)
         self.pull = nn.Linear(settings.rank, len(frame.vocab), bias=False)
         nn.init.zeros_(self.gate.weight)
-        nn.init.normal_(self.pull.weight, std=0.02)  # the links begin weak: first the rows must be worth linking
+        nn.init.normal_(self.pull.weight, std=0.02)  # the links start weak: the rows are trained first
 
     def begin(self) -> None:
-        """As the target's last layers on the highest tap."""
+        """Start as the target's last layers on the highest tap."""
         begin_with(self.fuse, len(self.taps) - 1)
         last = self.frame.config.layers
         for layer, index in zip(self.parts(), range(max(0, last - len(self.stack)), last), strict=False):
             begin_as(layer, self.frame.layer(index))
 
     def parts(self) -> list[HeadLayer]:
-        """The layers, the first one first."""
+        """The layers, in order."""
         return [layer for layer in self.stack if isinstance(layer, HeadLayer)]
 
     def linked(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """What the embedding of the token before, [..., width], adds to the logits of a row, [..., draft tokens]."""
+        """The change of a row's logits, [..., draft tokens], by the embedding of the previous token, [..., width]."""
         added: torch.Tensor = self.pull(self.links(before) * (1.0 + self.gate(hidden)))
         return added
 
     def links(self, before: torch.Tensor) -> torch.Tensor:
-        """Embeddings [..., width] as the link reads them, [..., rank]."""
+        """Embeddings [..., width] projected for the link, [..., rank]."""
         read: torch.Tensor = self.link(functional.rms_norm(before, before.shape[-1:], eps=self.frame.config.norm_eps))
         return read
 
     def blocks(self, lesson: Lesson, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the output rows read at every token, [batch, length, width], and at the rows without a token behind
-        each of the anchors, [batch, anchors, block - 1, width].
+        """What the output rows read at every token, [batch, length, width], and at the rows without a token after each
+        anchor, [batch, anchors, block - 1, width].
 
-        All of them are rows of one pass: the text, and behind it the blocks, which see the text up to their anchor.
+        All are rows of one pass: the text, followed by the blocks, which attend to the text up to their anchor.
         """
         (batch, length), count, size = lesson.tokens.shape, len(anchors), self.settings.block - 1
         embedded = self.frame.embed(lesson.tokens)
@@ -127,13 +127,13 @@ class ParallelHead(Head):
         blanks = self.blank.to(hidden.dtype).expand(batch, count * size, -1)
         positions, visible = _layout(length, anchors, size)
         x = self._read(torch.cat([embedded, masks], 1), torch.cat([hidden, blanks], 1), positions, visible)
-        text, behind = x.split([length, count * size], 1)
-        return text, behind.unflatten(1, (count, size))
+        text, blocks = x.split([length, count * size], 1)
+        return text, blocks.unflatten(1, (count, size))
 
     def _read(
         self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
     ) -> torch.Tensor:
-        """The layers over rows [batch, rows, width], of which each sees those that `visible` [rows, rows] says."""
+        """The layers over rows [batch, rows, width]; `visible` [rows, rows] is the attention mask."""
         x = hidden
         inputs = torch.cat([self.rms_norm(embedded, self.embed_norm), self.rms_norm(hidden, self.hidden_norm)], -1)
         for number, layer in enumerate(self.parts()):
@@ -146,9 +146,9 @@ class ParallelHead(Head):
     def losses(self, lesson: Lesson) -> Losses:
         length, device = lesson.tokens.shape[1], lesson.tokens.device
         share = round(self.settings.anchors * length)
-        # Drawn on the host, so that every device learns the same; before the first token nothing is known.
+        # Drawn on the host, so that every device trains the same; before the first token nothing is known.
         anchors = (torch.randperm(max(0, length - 1))[: max(1, share)].sort().values + 1).to(device)
-        text, behind = self.blocks(lesson, anchors)
+        text, blocks = self.blocks(lesson, anchors)
         losses: list[torch.Tensor] = []
         right: list[torch.Tensor] = []
 
@@ -161,7 +161,7 @@ class ParallelHead(Head):
         note(loss, hits(logits, lesson.at(lesson.best)), lesson.counting(1))
         for depth, (texts, which, counting) in enumerate(self._alive(lesson, anchors), 1):
             places = (anchors[which] + depth).clamp_max(length - 1)
-            hidden, probabilities = behind[texts, which, depth - 1], lesson.probabilities[texts, places]
+            hidden, probabilities = blocks[texts, which, depth - 1], lesson.probabilities[texts, places]
             logits = self.logits(hidden)
             loss = _UNLINKED * distance(logits, probabilities)
             logits = logits + self.linked(hidden, self.frame.embed(lesson.tokens[texts, places]))
@@ -171,9 +171,9 @@ class ParallelHead(Head):
     def _alive(
         self, lesson: Lesson, anchors: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """For each depth below the first: which texts' which anchors have only tokens of the target's own up to there.
+        """For each depth below the first: the texts and anchors whose block is the target's own text up to there.
 
-        Filled up to whole numbers of them; the third tensor says which count. A GPU is waited for once, for all depths.
+        Padded to whole numbers; the third tensor is the mask. A GPU is synchronised once, for all depths.
         """
         learn = functional.pad(lesson.learn, (0, self.settings.block))
         alive = torch.stack([learn[:, anchors + depth] for depth in range(self.settings.block)]).cummin(0).values[1:]
@@ -186,7 +186,7 @@ class ParallelHead(Head):
 
 
 def _layout(length: int, anchors: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of a text's rows and of `size` rows behind each anchor, [rows]; which rows each sees, [rows, rows]."""
+    """Positions of a text's rows and of `size` rows after each anchor, [rows]; the attention mask, [rows, rows]."""
     text = torch.arange(length, device=anchors.device)
     roots = anchors.repeat_interleave(size)
     offsets = torch.arange(1, size + 1, device=anchors.device).repeat(len(anchors))
@@ -197,9 +197,21 @@ def _layout(length: int, anchors: torch.Tensor, size: int) -> tuple[torch.Tensor
 
 @dataclass(frozen=True)
 class ParallelOptions(LearnedOptions):
-    """Those of every trained drafter. `depth` is at most the block that the head was trained for."""
+    """Those of every trained drafter. `depth` is at most the block size of the head."""
 
     depth: int = 8
+
+
+@dataclass
+class BlockGrowth(Growth):
+    """A tree of a block's paths."""
+
+    gates: torch.Tensor = field(init=False, repr=False)  # [levels, rank]: factors of each row on the links to it
+
+    def unseen(self, store: str) -> Segment:
+        """As for every head, then after the root the rows without a token: the tokens named there are never read."""
+        blanks = self.plan.depth - 1
+        return Text(self.sequence.table, self.sequence.tokens, blanks=blanks).unseen(store)
 
 
 class ParallelDrafter(SequentialDrafter[ParallelOptions]):
@@ -207,11 +219,12 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     name = "parallel"
     summary = "one pass of a small trained head drafts a whole block, as a tree of its likeliest paths"
-    helps = "any text, where drafting level by level takes too long; deep guesses know less of each other than eagle3's"
-    cost = "one pass of a few layers over the block and of a reduced head, however deep the tree"
+    helps = "any text, if drafting level by level is too slow; deep guesses are less consistent than eagle3's"
+    cost = "one pass of a few layers over the block and of a reduced LM head, whatever the depth"
     options_type = ParallelOptions
     settings_type = ParallelSettings
     head_type = ParallelHead
+    growth_type = BlockGrowth
 
     def _build(self, head: Head) -> None:
         super()._build(head)
@@ -256,38 +269,24 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         return self._output(self._leave(hidden))
 
     def gates(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The layers' output [rows, width] -> by what each row multiplies the links to it, [rows, rank]."""
+        """The layers' output [rows, width] -> factors of each row on the links to it, [rows, rank]."""
         return 1.0 + self._gate(self._leave(hidden))
 
-    def _unseen(self, growth: Growth) -> Segment:
-        """As for every head, and behind the root the rows without a token: the tokens named there are never read."""
-        segment = growth.unseen(growth.sequence.table.lengths[self.key])
-        if segment.logits_from == segment.rows:
-            return segment
-        root = segment.tokens[-1]
-        block = TokenTree.chain(root, [root] * (growth.plan.depth - 1))
-        return tree_segment(segment.table, segment.committed, segment.tokens, block)
+    def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
+        rows = []
+        for growth, (logits, gates) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
+            assert isinstance(growth, BlockGrowth)
+            growth.logits, growth.gates = logits, gates
+            rows.append(logits[:1])
+        return rows
 
-    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
-        """Leaves with each tree its block: logits [depth, draft tokens], and gates [depth, rank]."""
-        ready = [g for g in growths if g.plan.drafts and self._features.length(g.sequence.table) >= g.root_slot]
-        waiting, rows = ready, dict[int, torch.Tensor]()
-        while waiting:
-            segments = [self._unseen(growth) for growth in waiting]
-            hidden = self._read(segments)
-            asked = [segment.rows - segment.logits_from for segment in segments]
-            blocks = zip(self.judged(hidden).split(asked), self.gates(hidden).split(asked), strict=True)
-            for growth, segment, (logits, gates) in zip(waiting, segments, blocks, strict=True):
-                # Rows without a token are no rows of the sequence, whoever may share its pages.
-                segment.table.lengths[self.key] = min(segment.committed + segment.rows, growth.root_slot + 1)
-                if len(logits):
-                    rows[id(growth)] = logits[:1]
-                    growth.fed, growth.hidden = 1, [logits, gates]
-            waiting = [growth for growth in waiting if id(growth) not in rows]
-        return [rows.get(id(g)) for g in growths]
+    def _known(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A pass over known tokens and the blocks after them: logits and gates of the rows that request them."""
+        hidden, counts = self._read(segments), wanted(segments)
+        return zip(self.judged(hidden).split(counts), self.gates(hidden).split(counts), strict=True)
 
     def _read(self, segments: list[Segment]) -> torch.Tensor:
-        """The layers over all rows; their output [rows that ask for logits, width]."""
+        """The layers over all rows; their output [rows that request logits, width]."""
         known = [min(segment.rows, segment.logits_from + 1) for segment in segments]
         counts = zip(segments, known, strict=True)
         features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + count) for s, count in counts]
@@ -307,16 +306,16 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         return x
 
     def mask(self, places: torch.Tensor) -> torch.Tensor:
-        """What stands for the embeddings of the rows without a token, the first behind the root being place 0."""
+        """Embeddings of the rows without a token; place 0 is the first after the root."""
         return self._masks[places]
 
     @property
     def blank(self) -> torch.Tensor:
-        """What stands for a hidden state that is not known, [width]."""
+        """Replaces an unknown hidden state, [width]."""
         return self._blanks[0]
 
     def linked(self, before: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """What tokens before change about guesses: ids [...] and gates [..., rank] -> [..., draft tokens]."""
+        """Logit changes by previous tokens: ids [...] and gates [..., rank] -> [..., draft tokens]."""
         return (self._links[torch.searchsorted(self.vocab, before)] * gates) @ self._pull.T
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
@@ -327,60 +326,63 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
     # -- trees from a block -------------------------------------------------------------------------------------------
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
-        """The next level of sampled trees: their q is that of all tokens, and only the links are new."""
+        """The next level of sampled trees: q is over all draft tokens, and only the links are new."""
         levels = []
         for growth in growths:
-            logits, gates = growth.hidden
+            assert isinstance(growth, BlockGrowth) and growth.logits is not None
             depth = growth.tree.depths[growth.fed]
             before = torch.tensor(growth.tree.tokens[growth.fed :], device=self.target.device)
-            levels.append(logits[depth] + self.linked(before, gates[depth]))
+            levels.append(growth.logits[depth] + self.linked(before, growth.gates[depth]))
         return torch.cat(levels)
 
     def _choose_level(self, growth: Growth, logits: torch.Tensor, parents: range, last: bool) -> None:
-        """All levels at once: their rows are there, and there is nothing to feed."""
-        tree, plan, gates = growth.tree, growth.plan, growth.hidden[1]
-        warmth = 1.0 if growth.sequence.params.greedy else growth.sequence.params.temperature
+        """All levels at once: their rows exist already."""
+        assert isinstance(growth, BlockGrowth)
+        tree, plan, gates = growth.tree, growth.plan, growth.gates
+        temperature = 1.0 if growth.sequence.params.greedy else growth.sequence.params.temperature
 
         def link(before: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             links = self._links[before] * gates[1:, None]  # [levels - 1, before, rank]
-            return torch.bmm(links, self._pull[tokens].transpose(1, 2)).float() / warmth
+            return torch.bmm(links, self._pull[tokens].transpose(1, 2)).float() / temperature
 
         scores = self._scores(growth)
         if bool(scores.isnan().any()):
-            raise DraftFault(f"{self.name} has no probabilities: its numbers are not finite")
+            raise DraftFault(f"{self.name}: the draft's probabilities are not finite")
         lattice = Lattice(scores, link, plan.branch)
         for parent, token, joint in lattice.best(plan.nodes, plan.min_confidence):
             tree.add(parent, self._ids[token], origin=self.name, confidence=joint)
         growth.fed = len(tree)
 
     def _scores(self, growth: Growth) -> torch.Tensor:
-        """By what the target will choose at each level as far as it is known, [levels, draft tokens]."""
-        sampler, params = growth.sequence.sampler, growth.sequence.params
-        scores = self._adjusted(growth) if params.adjusts else growth.hidden[0].float()
+        """The scores by which the target will choose at each level, as far as known, [levels, draft tokens]."""
+        assert growth.logits is not None
+        sampler, params, scores = growth.sequence.sampler, growth.sequence.params, growth.logits.float()
+        if params.adjusts:
+            scores = self._adjusted(sampler, scores)
         if params.greedy:
             return scores
         scores = scores / params.temperature
-        if not sampler.simple:  # only tokens that top-k, top-p and min-p leave can be chosen
+        if not sampler.simple:  # only tokens within top-k, top-p and min-p can be chosen
             scores = torch.stack([self._supported(sampler, row) for row in scores])
         if self.target.reads_draws:
-            return scores  # such a verifier does not choose by noise: the likeliest guess is the best one
+            return scores  # this verifier does not choose by noise: the likeliest guess is best
         positions = range(sampler.position, sampler.position + len(scores))
         keys = [noise.key(sampler.seed, sampler.choice, position, noise.MATCH) for position in positions]
         return scores + torch.stack([noise.gumbel(key, self.vocab, self.target.device) for key in keys]).float()
 
     @staticmethod
     def _supported(sampler: Sampler, row: torch.Tensor) -> torch.Tensor:
-        """A row of scaled logits with the tokens cut off that the request's settings never leave."""
+        """A row of scaled logits without the tokens that the request's settings exclude."""
         kept = sampler.cut(row)
         if kept is None:
             return row
         return torch.full_like(row, float("-inf")).index_copy_(0, kept, row[kept])
 
-    def _adjusted(self, growth: Growth) -> torch.Tensor:
-        """Logits after bias and penalties. These depend on the path: the likeliest tokens stand for it."""
+    def _adjusted(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
+        """Logits after bias and penalties. These depend on the path, which is approximated by the likeliest tokens."""
         path: list[int] = []
         rows = []
-        for row in self._widened(growth.hidden[0].float()):
-            rows.append(growth.sequence.sampler.adjusted(row, path)[self.vocab])
+        for row in self._widened(logits):
+            rows.append(sampler.adjusted(row, path)[self.vocab])
             path.append(self._ids[int(rows[-1].argmax())])
         return torch.stack(rows)

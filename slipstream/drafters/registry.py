@@ -1,4 +1,4 @@
-"""Names of drafters, and how the user spells their options.
+"""Names of drafters, and the syntax of their options.
 
 A drafter is found by name in this table or in the entry-point group `slipstream.drafters` of any installed package, so
 a third party adds one without an edit here.
@@ -18,18 +18,19 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from slipstream.drafters.base import Drafter, DraftOptions
+from slipstream.drafters.guard.isolation import Isolated, is_plug_in
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.models.view import TargetView
 
 ENTRY_POINTS = "slipstream.drafters"
 
-# Modules are named by strings: a method's file is imported when it is asked for.
+# Modules are named by strings: a method's file is imported on first use.
 _BUILT_IN = {
     "none": "slipstream.drafters.none:NoDrafter",
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
     "lookahead": "slipstream.drafters.lookahead:LookaheadDrafter",
-    "draft_model": "slipstream.drafters.distilled:DistilledDrafter",
+    "draft_model": "slipstream.drafters.draft_model_distilled:DistilledDrafter",
     "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
     "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",
     "layer_skip": "slipstream.drafters.layer_skip:LayerSkipDrafter",
@@ -49,12 +50,12 @@ Options = typing.TypeVar("Options")
 
 
 def drafter_names() -> list[str]:
-    """Every name that can be asked for."""
+    """All drafter names."""
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINTS))})
 
 
 def drafter_class(name: str) -> type[AnyDrafter]:
-    """The class behind a name."""
+    """The class of a name."""
     place = _BUILT_IN.get(name)
     if place is None:
         for point in entry_points(group=ENTRY_POINTS):
@@ -67,26 +68,29 @@ def drafter_class(name: str) -> type[AnyDrafter]:
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """A method and its options, as the user gave them and not yet checked against the method."""
+    """A method and its options as the user gave them, not yet validated."""
 
     method: str
     options: Mapping[str, object] = field(default_factory=dict)
 
     def build(self, target: TargetView) -> AnyDrafter:
-        """The drafter; unknown or ill-typed options are refused with the valid ones."""
-        return self._kind(self.checked(), target)
+        """The drafter; unknown or ill-typed options are refused with the valid ones. A plug-in gets a guard."""
+        kind, options = self._kind, self.checked()
+        drafter = Isolated(kind, options, target) if is_plug_in(kind) else kind(options, target)
+        drafter.given = frozenset(self.options)
+        return drafter
 
     def checked(self) -> DraftOptions:
-        """The options, converted; what can be refused before a model is loaded is refused here."""
+        """The converted options; what can be refused before a model is loaded is refused here."""
         kind: type[DraftOptions] = self._kind.options_type
         return make_options(self.method, kind, self.options)
 
     @property
     def _kind(self) -> type[AnyDrafter]:
-        return drafter_class(self.method).serving(self.options)
+        return drafter_class(self.method).resolve_class(self.options)
 
     def __str__(self) -> str:
-        """As one would type it."""
+        """The spelling that `parse_speculate` reads."""
         several = [value for value in self.options.values() if isinstance(value, tuple | list)]
         if several and len(self.options) == 1:
             joined = "+".join(str(parse_speculate(part)) for part in several[0])
@@ -96,11 +100,11 @@ class DrafterSpec:
 
     @property
     def model(self) -> str | None:
-        """The model that the drafter runs, if it runs one: every drafter calls that option `model`."""
+        """The model that the drafter runs, if any: every drafter calls that option `model`."""
         return str(getattr(self.checked(), "model", "")) or None
 
     def parts(self) -> Iterator[DrafterSpec]:
-        """This drafter and those that it is made of."""
+        """This drafter and its parts."""
         yield self
         for setting in vars(self.checked()).values():
             if isinstance(setting, tuple):
@@ -110,7 +114,7 @@ class DrafterSpec:
 
 
 def build_several(specs: Sequence[DrafterSpec], target: TargetView) -> list[AnyDrafter]:
-    """The drafters that another one is made of, each with a key of its own."""
+    """The parts of a drafter, each with its own key."""
     drafters = [spec.build(target) for spec in specs]
     for number, drafter in enumerate(drafters):
         drafter.rename(f"{drafter.key}.{number}")
@@ -135,7 +139,7 @@ def _from_text(text: str) -> DrafterSpec:
     if text.startswith("{"):
         return _from_json(text)
     levels = text.removeprefix("cascade:")
-    # A '+' joins drafters where a drafter's name follows; elsewhere it is part of a value, such as a path.
+    # A '+' joins drafters if a drafter's name follows; otherwise it is part of a value, such as a path.
     names = "|".join(map(re.escape, drafter_names()))
     parts = re.split(rf"\+(?=\s*(?:{names})\s*(?:[:+]|$))", levels)
     if levels != text:
@@ -143,7 +147,7 @@ def _from_text(text: str) -> DrafterSpec:
     if len(parts) > 1:
         return DrafterSpec("merge", {"drafters": tuple(_from_text(part.strip()) for part in parts)})
     method, _, rest = text.partition(":")
-    if "+" in method:  # one of the names is no drafter's, or the text would have been split: name that one
+    if "+" in method:  # one of the names is not a drafter's: name that one
         for name in method.split("+"):
             drafter_class(name.strip())
     options: dict[str, object] = {}
@@ -165,7 +169,7 @@ def _from_json(text: str) -> DrafterSpec:
     return _from_mapping(value)
 
 
-# vLLM's spelling -> ours. A key that stands in neither table is refused.
+# vLLM's spelling -> ours. A key in neither table is refused.
 _VLLM_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
     "ngram": {
         "num_speculative_tokens": ("depth", "nodes"),
@@ -242,7 +246,7 @@ def _convert(method: str, name: str, value: object, hint: Any) -> object:
 
 
 def _numbers(method: str, name: str, value: object) -> tuple[int, ...]:
-    """Whole numbers: a list of them, or as on a command line, `2/15/27`."""
+    """Integers: a list, or `2/15/27` as on a command line."""
     parts = value.split("/") if isinstance(value, str) else value
     try:
         return tuple(int(part) for part in parts)  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""`suffix`: what followed the longest suffix of the text that occurred before, as a tree weighted by frequency.
+"""`suffix`: a frequency-weighted tree of what followed the longest suffix of the text that occurred before.
 
 A suffix automaton over the prompt and the answer so far (and, if `shared`, over earlier answers of this process) gives
-every continuation that was seen, with its count. The tree grows best-first by estimated probability, so that a
-certain continuation becomes a long chain and an uncertain one a bush, and stops where the estimate falls under
-`min_confidence`. A `corpus` on disk grows another one in the same way, which is merged with it: retrieval as in REST.
+every continuation seen, with its count. The tree grows best-first by estimated probability: a certain continuation
+becomes a long chain, an uncertain one a bush. It stops where the estimate falls below `min_confidence`. Matches in a
+`corpus` on disk grow into the same tree: retrieval as in REST.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slipstream.drafters.automaton import ROOT, SuffixAutomaton
-from slipstream.drafters.base import Drafter, DraftOptions, Wish
-from slipstream.drafters.chain_loop import ChainDraft
-from slipstream.drafters.corpus import Corpus, Header
-from slipstream.drafters.device_draft import DeviceDraft
-from slipstream.drafters.matches import Following, Match, grow
+from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
+from slipstream.drafters.device.chain_loop import ChainDraft
+from slipstream.drafters.device.device_draft import DeviceDraft
+from slipstream.drafters.retrieval.automaton import ROOT, SuffixAutomaton
+from slipstream.drafters.retrieval.corpus import Corpus, Header
+from slipstream.drafters.retrieval.matches import Following, Match, grow
 from slipstream.folders import expanded
+from slipstream.policy.trust import Signal
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SuffixOptions(DraftOptions):
     """`min_match`: shortest repeated suffix to draft from. `shared`: also learn from earlier answers of this process
-    (at most `shared_tokens` of them). It is off unless asked for: response times would tell one user what others got.
-    `corpus`: also draft from the texts in this directory, which `slipstream corpus build` makes; empty for none.
+    (at most `shared_tokens` tokens). Off by default: response times would reveal to one user what others got. `corpus`:
+    also draft from the texts in this directory, made by `slipstream corpus build`; empty for none.
     """
 
     depth: int = 16
@@ -49,12 +50,12 @@ class SuffixOptions(DraftOptions):
         self.require(self.min_match >= 1, "min_match", "1 or more")
         self.require(self.shared_tokens >= 1, "shared_tokens", "1 or more")
         if self.corpus:
-            Header.read(expanded(self.corpus))  # what is wrong with it is told before a model is loaded
+            Header.read(expanded(self.corpus))  # errors are raised before a model is loaded
 
 
 @dataclass
 class _Own:
-    """The automaton of one sequence, and where its text stands in the shared ones."""
+    """The automaton of one sequence, and its states in the shared ones."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     seen: int = 0
@@ -72,28 +73,40 @@ class SuffixDrafter(Drafter[SuffixOptions]):
 
     def __init__(self, options: SuffixOptions, target: TargetView) -> None:
         super().__init__(options, target)
-        self._shared: dict[int, SuffixAutomaton] = {}  # by generation: the younger one and the one before it
+        self._shared: dict[int, SuffixAutomaton] = {}  # by generation: the current one and the one before
         self._generation = 0
         self._young_tokens = 0
         self._corpus = Corpus.open(options.corpus) if options.corpus else None
         if self._corpus is not None:
             self._corpus.require_fits(target.tokenizer, target.config.vocab_size)
 
+    @classmethod
+    def usual(cls, options: SuffixOptions, *, on_cpu: bool) -> Plan:
+        plan = options.plan
+        return plan if on_cpu else Plan(plan.depth, plan.nodes)  # device rounds have one chain, whatever its confidence
+
     @property
     def remembers_others(self) -> bool:
         """Whether it drafts from more than a sequence's own text."""
         return self.options.shared or self._corpus is not None
 
+    @property
+    def fits_a_device(self) -> bool:
+        """Whether the options allow one chain from the sequence's own text alone."""
+        return self.plan.drafts and not self.remembers_others and not self.given & {"branch", "min_confidence"}
+
     def device_draft(self, lanes: int) -> DeviceDraft | None:
-        length = min(self.plan.depth, self.plan.nodes)
-        return None if self.remembers_others or not self.plan.drafts else ChainDraft(self, length, lanes)
+        return ChainDraft(self) if self.fits_a_device else None
+
+    def signal(self, sequence: Sequence) -> Signal:
+        return Signal(self.matched(sequence), self.options.min_match)
 
     def matched(self, sequence: Sequence) -> int:
-        """How many tokens the longest suffix of a sequence has that occurred before."""
+        """Length of the longest suffix of a sequence that occurred before."""
         return self._match(sequence).length
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        return [self._one(wish.sequence, wish.plan) for wish in wishes]
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        return [self._one(request.sequence, request.plan) for request in requests]
 
     def _one(self, sequence: Sequence, plan: Plan) -> TokenTree:
         tree = TokenTree(sequence.tokens[-1])
@@ -103,18 +116,16 @@ class SuffixDrafter(Drafter[SuffixOptions]):
         if self._corpus is not None:
             retrieved = self._corpus.match(sequence.tokens, plan.depth, self.options.min_match)
             if retrieved is not None:
-                other = TokenTree(sequence.tokens[-1])
-                grow(other, retrieved, plan, self.name)
-                tree.merge(other)
+                grow(tree, retrieved, plan, self.name)
         return tree.pruned(plan.nodes)
 
     def _match(self, sequence: Sequence) -> Match:
-        """The longest match in the sequence's own text and in earlier answers; of equal ones that in its own."""
+        """The longest match in the sequence's own text and in earlier answers; its own text wins ties."""
         tokens, settled = sequence.tokens, sequence.settled
         own: _Own = sequence.drafting.setdefault(self.key, _Own())
         self._catch_up(own, tokens, settled)
         automaton = own.automaton
-        # The settled text ends in `last`; its link is the longest suffix that also ended somewhere before.
+        # The settled text ends in state `last`; its link is the longest suffix that also ended earlier.
         state = automaton.link[automaton.last] if automaton.last != ROOT else ROOT
         best = _followed(automaton, state, automaton.length[state], tokens[settled:])
         for generation, other in self._shared.items():
@@ -123,11 +134,11 @@ class SuffixDrafter(Drafter[SuffixOptions]):
         return best
 
     def _catch_up(self, own: _Own, tokens: list[int], settled: int) -> None:
-        """Learn what is final; what may yet be taken back is only followed, never learnt."""
+        """Add settled tokens to the automaton. Tokens that may be taken back are only followed."""
         for token in tokens[own.seen : settled]:
             own.automaton.extend(token)
         for generation, automaton in self._shared.items():
-            # A generation that is new to this sequence is entered by its last tokens, not by all of them.
+            # For a generation that is new to this sequence only the last tokens are followed.
             start = own.seen if generation in own.elsewhere else max(0, settled - 64)
             state, matched = own.elsewhere.get(generation, (ROOT, 0))
             for token in tokens[start:settled]:
@@ -140,7 +151,7 @@ class SuffixDrafter(Drafter[SuffixOptions]):
             self._learn(sequence.output_ids)
 
     def _learn(self, tokens: list[int]) -> None:
-        """Keep an answer. A generation holds half the budget; when it is full the one before it is forgotten."""
+        """Keep an answer. A generation holds half the budget; when it is full the one before it is dropped."""
         if not self._shared or self._young_tokens >= self.options.shared_tokens // 2:
             self._generation += 1
             self._shared[self._generation] = SuffixAutomaton()
@@ -154,11 +165,11 @@ class SuffixDrafter(Drafter[SuffixOptions]):
 
 
 def _followed(automaton: SuffixAutomaton, state: int, matched: int, guesses: list[int]) -> Match:
-    """Where a text stands in an automaton, once the guesses behind its settled part are followed too."""
+    """The match of a text in an automaton, after following the guesses after its settled part too."""
     for token in guesses:
         state, matched = automaton.advance(state, matched, token)
     return Match(matched, state, partial(_following, automaton))
 
 
 def _following(automaton: SuffixAutomaton, state: int) -> Following:
-    return [(token, automaton.count[behind], behind) for token, behind in automaton.next[state].items()]
+    return [(token, automaton.count[target], target) for token, target in automaton.next[state].items()]

@@ -1,7 +1,7 @@
-"""What `slipstream tune` found, kept under the method and the target's fingerprint.
+"""Findings of `slipstream tune`, saved by method and target fingerprint.
 
-One JSON file a finding: those that come with the package lie beside this module, a user's own in the cache, where a
-newer finding replaces an older one. The user's own goes first.
+One JSON file per finding: those of the package are next to this module, the user's own in the cache, where a newer one
+replaces an older one. The user's own takes precedence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHIPPED = Path(__file__).parent / "findings"
 
 
 def path(method: str, fingerprint: str) -> Path:
-    """Where the user's own finding lies."""
+    """Path of the user's own finding."""
     return cache_directory() / "tuned" / f"{method}-{fingerprint}.json"
 
 
@@ -41,7 +41,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def save(file: Path, finding: dict[str, Any]) -> None:
-    """Write a finding, all or nothing."""
+    """Write a finding atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}-{os.getpid()}")
     try:

@@ -1,5 +1,6 @@
-"""The engine: a scheduler and a step."""
+"""The engine: scheduler, step, two runners, the loop."""
 
-from slipstream.engine.step import Engine, Progress
+from slipstream.engine.loop import EngineLoop
+from slipstream.engine.step import Engine
 
-__all__ = ["Engine", "Progress"]
+__all__ = ["Engine", "EngineLoop"]

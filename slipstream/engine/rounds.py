@@ -1,7 +1,8 @@
-"""What rounds of one size of batch need on the device, and what they give on its way to the host."""
+"""The device buffers of rounds, by size of batch, and the copies of their results to the host."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -10,92 +11,146 @@ import numpy.typing as npt
 import torch
 
 from slipstream.attention import LaneTiles
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
 from slipstream.engine.endings import ends_of
-from slipstream.lanes import Lanes
+from slipstream.gpu.lanes import Lanes
+from slipstream.policy.tally import Tally
 from slipstream.sequence import Sequence
+from slipstream.tree import TokenTree
 
-TAKEN = 2  # where the tokens begin in what a round tells of a lane, behind how many were accepted and the deepest node
-_ENDED = 8  # a burst stops where one in so many lanes has come to its end
+FIRST_TOKEN = 2  # where the tokens begin in a lane's result, after the number of accepted nodes and the deepest node
+_ENDED = 8  # a burst stops when 1 / _ENDED of its lanes have finished
 
 
 @dataclass(frozen=True, eq=False)
-class Size:
-    """All that rounds of one size of batch need."""
+class RoundBuffers:
+    """All buffers of rounds for one size of batch."""
 
     lanes: Lanes
     draft: DeviceDraft | None
     loop: DeviceLoop | None
-    rounds: int  # of a burst at most
+    rounds: int  # at most, of a burst
     tiles: LaneTiles
-    told: torch.Tensor  # int64 [2 * rounds, lanes, TAKEN + depth + 1]; bursts take turns
-    heard: torch.Tensor  # the same for the host
-    number: torch.Tensor  # int64 [1]: the line of the next round
+    results: torch.Tensor  # int64 [2 * rounds, lanes, FIRST_TOKEN + depth + 1 + depth]; bursts use its halves in turn
+    results_host: torch.Tensor  # the copy on the host
+    counts: torch.Tensor  # int64 [origins, depth, BINS, 2], accumulated over all rounds
+    counts_host: torch.Tensor
+    trees: torch.Tensor  # int64 [2 * rounds, 3, lanes, 1 + nodes]: tokens, parents and origins of traced rounds
+    confidence: torch.Tensor  # float32 [2 * rounds, lanes, 1 + nodes]: logarithms of joint probabilities of the same
+    number: torch.Tensor  # int64 [1]: the line of `results` that the next round writes
 
     def known(self, sequence: Sequence) -> int:
-        """How many tokens of a sequence the drafter need not be told."""
+        """How many tokens of a sequence the drafter has already processed."""
         return len(sequence.tokens) - 1 if self.draft is None else self.draft.known(sequence)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The drafters of nodes, in the order of the lanes' indices."""
+        return () if self.draft is None else self.draft.origins
+
+    def tree(self, line: int, lane: int) -> TokenTree:
+        """The tree of a lane in a finished, traced round."""
+        tokens, parents, origins = self.trees[line, :, lane].tolist()
+        joint = self.confidence[line, lane].exp().clamp(0.0, 1.0).tolist()
+        tree, places = TokenTree(tokens[0]), [0]
+        for node in range(1, len(tokens)):
+            origin = self.origins[origins[node]]
+            places.append(tree.add(places[parents[node]], tokens[node], origin=origin, confidence=joint[node]))
+        return tree
+
+
+class RoundTimer:
+    """The time of a part of each round: by CUDA events on a GPU, by the host's clock elsewhere."""
+
+    def __init__(self, *, on_gpu: bool) -> None:
+        self._on_gpu = on_gpu
+        self._times: list[torch.cuda.Event | float] = []
+
+    def mark(self) -> None:
+        """Record the start or the end of the part, in turn."""
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._times.append(event)
+        else:
+            self._times.append(time.perf_counter())
+
+    def milliseconds(self, rounds: int) -> float:
+        """The total of the parts of the first rounds, which are finished."""
+        total = 0.0
+        for begin, end in zip(self._times[: 2 * rounds : 2], self._times[1 : 2 * rounds : 2], strict=True):
+            if isinstance(begin, float) and isinstance(end, float):
+                total += 1000.0 * (end - begin)
+            else:
+                total += begin.elapsed_time(end)  # type: ignore[union-attr, arg-type]
+        return total
 
 
 class Collected:
-    """What rounds gave, on its way to the host: sent behind each round, read when the next one is under way."""
+    """The results of rounds: copied to the host after each round, read while the next one runs."""
 
     first_line: int
 
-    def __init__(self, size: Size, sequences: list[Sequence], left: Seq[int], after: Collected | None = None) -> None:
-        """`left`: tokens that each may still get. `after`: what the rounds before gave, if that is still read."""
-        first = self.first_line = size.rounds if after is not None and after.first_line == 0 else 0
-        self._told = size.told[first : first + size.rounds]
-        self._heard = size.heard[first : first + size.rounds]
-        self._most = 1 + size.lanes.depth  # tokens of a round
+    def __init__(
+        self, buffers: RoundBuffers, sequences: list[Sequence], left: Seq[int], after: Collected | None = None
+    ) -> None:
+        """`left`: tokens that each may still get. `after`: the previous burst, if its results are still read."""
+        first = self.first_line = buffers.rounds if after is not None and after.first_line == 0 else 0
+        self._buffers = buffers
+        self._results = buffers.results[first : first + buffers.rounds]
+        self._host = buffers.results_host[first : first + buffers.rounds]
+        self._depth = buffers.lanes.depth
         self._lanes = len(sequences)
         self._events: list[torch.cuda.Event] = []
         ends = set().union(*map(ends_of, sequences))
         self._ends = np.array(sorted(ends), dtype=np.int64)
-        self._seen = 0  # rounds in which ends have been looked for
+        self._seen = 0  # rounds that were checked for finished sequences
         self._left = np.array(left)
         self._over = np.zeros(self._lanes, dtype=np.bool_)
+        self.drafting, self.verifying = (RoundTimer(on_gpu=self._results.is_cuda) for _ in range(2))
 
     def send(self, number: int) -> None:
-        """Copy what a round gave, when it is over."""
-        if self._told.is_cuda:
-            self._heard[number].copy_(self._told[number], non_blocking=True)
+        """Queue the copy of a round's results to the host."""
+        if self._results.is_cuda:
+            self._host[number].copy_(self._results[number], non_blocking=True)
+            if self._depth:
+                self._buffers.counts_host.copy_(self._buffers.counts, non_blocking=True)
             self._events.append(torch.cuda.Event())
             self._events[-1].record()
 
     @property
     def left(self) -> list[int]:
-        """Tokens that each sequence may still get behind the rounds in which ends have been looked for."""
+        """Tokens that each sequence may still get, after the rounds that were checked."""
         left: list[int] = self._left.tolist()
         return left
 
     def over(self, number: int) -> bool:
-        """Whether round `number` would be one too many.
+        """Whether the burst stops before round `number`.
 
-        The round before the last one is over by now, or soon; the last one keeps the device busy meanwhile. Where that
-        may be the last for many, it is waited for itself: the next would be in vain.
+        Checks the round before the last, while the last one keeps the device busy. If the last round may finish enough
+        sequences by their lengths, waits for it too: the next round would be wasted.
         """
         return self._ended(number - 2) or (self._may_end() and self._ended(number - 1))
 
     def any_ended(self, number: int) -> bool:
-        """Whether any answer has ended after round `number` and all before it."""
-        self._look(number)
+        """Whether any sequence has finished in the rounds up to `number`."""
+        self._check_ends(number)
         return bool(self._over.any())
 
     def _may_end(self) -> bool:
-        """Whether one more round than have been seen may end as many answers as stop a burst, by their lengths."""
-        return self._many(self._over | (self._left <= self._most))
+        """Whether one more round may finish enough sequences, by their lengths, to stop the burst."""
+        return self._many(self._over | (self._left <= 1 + self._depth))
 
     def _ended(self, number: int) -> bool:
-        """Whether so many answers have ended, after round `number` and all before it, that the burst stops."""
-        self._look(number)
+        """Whether enough sequences finished in the rounds up to `number` to stop the burst."""
+        self._check_ends(number)
         return self._many(self._over)
 
-    def _look(self, number: int) -> None:
-        """Look for ends in all rounds up to this one."""
+    def _check_ends(self, number: int) -> None:
+        """Check all rounds up to this one for finished sequences."""
         while self._seen <= number:
             lines = self.read(self._seen, self._seen + 1)[0]
-            tokens, counts = lines[:, TAKEN:], lines[:, 0] + 1
+            tokens, counts = lines[:, FIRST_TOKEN : FIRST_TOKEN + self._depth + 1], lines[:, 0] + 1
             counted = np.arange(tokens.shape[1]) < counts[:, None]
             self._left -= counts
             self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
@@ -104,14 +159,28 @@ class Collected:
     def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
         return _ENDED * int(lanes.sum()) >= self._lanes
 
-    def taken(self, rounds: int) -> list[int]:
-        """How many tokens each sequence was told in so many rounds, which are over."""
-        counts: list[int] = (self._heard[:rounds, : self._lanes, 0] + 1).sum(0).tolist()
+    def token_counts(self, rounds: int) -> list[int]:
+        """How many tokens each sequence got in the first `rounds` rounds, which are done."""
+        counts: list[int] = (self._host[:rounds, : self._lanes, 0] + 1).sum(0).tolist()
         return counts
 
     def read(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """What rounds `first` to `stop` gave, as soon as the last of them is over."""
-        if self._told.is_cuda:
+        """The results of rounds `first` to `stop`; waits for the last of them."""
+        if self._results.is_cuda:
             self._events[stop - 1].synchronize()
-        lines: npt.NDArray[np.int64] = self._heard[first:stop, : self._lanes].numpy()
+        lines: npt.NDArray[np.int64] = self._host[first:stop, : self._lanes].numpy()
         return lines
+
+
+class AcceptanceCounter:
+    """Acceptance counts since they were last read; on the device they only accumulate."""
+
+    def __init__(self, buffers: RoundBuffers) -> None:
+        self._buffers = buffers
+        self._read = np.zeros(tuple(buffers.counts_host.shape), dtype=np.int64)
+
+    def since(self) -> Tally:
+        """The counts added by rounds whose results have been read."""
+        now = self._buffers.counts_host.numpy().copy()
+        fresh, self._read = now - self._read, now
+        return Tally(dict(zip(self._buffers.origins, fresh, strict=True)))

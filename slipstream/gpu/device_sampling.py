@@ -1,8 +1,8 @@
-"""The target's choices for many rows of logits at once, on the device that has them.
+"""The target's choices for many rows of logits at once, on the device that has the logits.
 
-`Sampler.choose` answers for one node when it is asked, which is right where the host computes: a verifier visits few
-nodes of a tree. On a GPU every question is a wait. So the rows of all *simple* samplers (greedy, or a temperature and
-nothing else) are answered together, by the same noise, bit for bit, and copied to the host once.
+`Sampler.choose` computes one node on request, which is right on a host: a verifier visits few nodes of a tree. On a GPU
+every request is a synchronisation. So the rows of all *simple* samplers (greedy, or a temperature and nothing else) are
+computed together, with the same noise, bit for bit, and copied to the host once.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 
 from slipstream import noise
-from slipstream.fused import runs_fused
-from slipstream.sampling import Sampler, warmed
+from slipstream.gpu.fused import runs_fused
+from slipstream.sampling import Sampler, scale_logits
 from slipstream.tree import TokenTree
 from slipstream.types import GREEDY_TEMPERATURE
 
-_SLICE = 64  # rows whose noise is made at a time: it is float64 over a whole vocabulary
+_SLICE = 64  # rows whose noise is made at a time: it is float64 over the whole vocabulary
 
 
 def choose_rows(
@@ -26,27 +26,27 @@ def choose_rows(
     """The choice after each row, int64 [rows]: what `Sampler.choose` gives for a simple sampler.
 
     logits [rows, vocab]; stems int64 [2, rows], of the samplers (`noise.halves`); positions int64 [rows], absolute, of
-    the tokens that are chosen; temperatures float32 [rows]. `sampled`: whether any row is not greedy. Nothing is asked
-    of the host, so that it can be captured.
+    the chosen tokens; temperatures float32 [rows]. `sampled`: whether any row is not greedy. There is no host
+    synchronisation, so that this can be captured.
     """
     fused = runs_fused(logits)
     if not (sampled or fused):
         return logits.argmax(dim=-1)
-    keys = noise.fold(noise.fold(stems, positions), noise.MATCH) if sampled else stems  # greedy rows read none
-    if fused:  # also where all are greedy: a library gives a row to one program, which takes its time
-        from slipstream.choice_kernels import draw
+    keys = noise.fold(noise.fold(stems, positions), noise.MATCH) if sampled else stems  # greedy rows need none
+    if fused:  # greedy rows too: a library's argmax uses one program per row, which is slow
+        from slipstream.gpu.sampling_kernels import draw
 
         return draw(logits, keys, temperatures)
     return _draw(logits, keys, temperatures)
 
 
 def _draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """The choice after each row; keys int64 [2, rows], of this very position."""
+    """The choice after each row; keys int64 [2, rows], of this position."""
     greedy = temperatures < GREEDY_TEMPERATURE
     divisors = torch.where(greedy, 1.0, temperatures)[:, None]
     drawn = [
         noise.gumbel_rows(keys[:, first : first + _SLICE], logits.shape[1])
-        .add_(warmed(logits[first : first + _SLICE], divisors[first : first + _SLICE]))
+        .add_(scale_logits(logits[first : first + _SLICE], divisors[first : first + _SLICE]))
         .argmax(dim=-1)
         for first in range(0, len(logits), _SLICE)
     ]
@@ -56,7 +56,7 @@ def _draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) 
 def choose_trees(
     samplers: Sequence[Sampler], trees: Sequence[TokenTree], logits: torch.Tensor
 ) -> list[list[int] | None]:
-    """For each tree the choices after all its nodes, or None where the sampler is not simple.
+    """For each tree the choices after all its nodes, or None if the sampler is not simple.
 
     logits [nodes of all trees, vocab], tree after tree.
     """

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `models/exact_linear.py`: products whose rows do not depend on each other, nor on their number.
+"""The Triton kernels of `exact_linear.py`: batch-invariant GEMMs.
 
-Importing this file imports triton: only `exact_linear.py` does, and only on a GPU. A product is cut into tiles and its
-sums into shares by the shape of the matrix alone, and both are added up in one order. Rows that fill a tile up are 0.
+Importing this file imports triton: only `exact_linear.py` does, and only on a GPU. Tiles and split-K shares depend on
+the shape of the matrix alone, and both are summed in a fixed order. Rows that pad a tile are 0.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 import triton
 import triton.language as tl
 
-_PROGRAMS = 256  # two for each multiprocessor of a large GPU
-_LEAST_STEPS = 4  # of a share
-_ROWS = 1024  # at a time: shares have to be kept until they are added up
-_NUMBERS = 1024  # of one program that adds shares up
+_PROGRAMS = 256  # two per multiprocessor of a large GPU
+_LEAST_STEPS = 4  # inner steps of a share
+_ROWS = 1024  # at a time: shares are kept until they are summed
+_NUMBERS = 1024  # of one program that sums shares
 
 
 class Cut(NamedTuple):
-    """How a product is cut: the same for any number of rows."""
+    """Tile sizes of a GEMM: the same for any number of rows."""
 
     rows: int
     columns: int
@@ -28,14 +28,14 @@ class Cut(NamedTuple):
     stages: int
 
 
-# Weights are read once for so many rows: as many as a tree has, where tensor cores do them at no cost.
+# Weights are read once for this many rows: those of a large tree, which tensor cores compute at no extra cost.
 _HALF = Cut(rows=64, columns=128, depth=64, stages=4)
 _FULL = Cut(rows=16, columns=64, depth=32, stages=3)
 
 
 @triton.jit
 def _keep(result, out, bias, total, at, columns, stride, inside, BIASED: tl.constexpr, ONTO: tl.constexpr):
-    """Sums, with what is to be added, to where they belong; `stride` is the number of outputs."""
+    """Store sums plus bias and `total`; `stride` is the number of outputs."""
     if BIASED:
         result += tl.load(bias + columns, mask=columns < stride, other=0.0).to(tl.float32)
     if ONTO:
@@ -55,7 +55,7 @@ def _product(
     width,
     x_stride,
     SHARES: tl.constexpr,
-    STEPS: tl.constexpr,  # of each share
+    STEPS: tl.constexpr,  # inner steps of each share
     BIASED: tl.constexpr,
     ONTO: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -102,7 +102,7 @@ def _add_up(
     ONTO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The shares of a piece of one row, one after the other."""
+    """Sum the shares of a part of one row, in order."""
     at = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < outputs
@@ -114,12 +114,12 @@ def _add_up(
 
 
 def cut_of(dtype: torch.dtype) -> Cut:
-    """How products of this type are cut."""
+    """Tile sizes for this dtype."""
     return _FULL if dtype == torch.float32 else _HALF
 
 
 def shares_of(outputs: int, width: int, cut: Cut) -> int:
-    """Into how many shares the sums of a product are cut: more where there are few outputs to keep a GPU busy."""
+    """The number of split-K shares: more if there are few outputs to keep a GPU busy."""
     tiles, steps = triton.cdiv(outputs, cut.columns), triton.cdiv(width, cut.depth)
     return int(max(1, min(_PROGRAMS // tiles, steps // _LEAST_STEPS)))
 

@@ -1,30 +1,33 @@
-"""Forests: the trees of all lanes of a batch as arrays on a device, where no host looks at a tree.
+"""Forests: the trees of all lanes of a batch as arrays on a device.
 
-Every lane has a tree of the same number of nodes. Node 0 is its root; parents stand before their children. What is done
-with them here is done with tensors alone, so that it can be captured. Trees that the host sees are `tree.py`'s.
+Every lane has a tree of the same number of nodes. Node 0 is its root; parents come before their children. All
+operations are on tensors, without the host, so that they can be captured. The host's trees are in `tree.py`.
+
+Branches for tensors that are not on a GPU are the reference of the kernels: only tests run them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from slipstream import noise
-from slipstream.fused import runs_fused
+from slipstream.gpu.fused import runs_fused
 from slipstream.types import GREEDY_TEMPERATURE
 
-_LEAST = -60.0  # the least logarithm of a probability that is told apart
+_LEAST = -60.0  # the smallest log-probability that is distinguished
 _ONE_PROGRAM = 16_384  # tokens of a row that one program reads
 
 
 def geometry(parents: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depths int64 [lanes, nodes], and bits int32 [lanes, nodes, words]: which nodes a node sees, itself included.
+    """Depths int64 [lanes, nodes], and bits int32 [lanes, nodes, words]: the ancestors of a node, itself included.
 
     `parents`: int64 [lanes, nodes]; a root is its own. No node is deeper than `levels`.
     """
     if runs_fused(parents):
-        from slipstream.forest_kernels import geometry as kernel
+        from slipstream.gpu.forest_kernels import geometry as kernel
 
         return kernel(parents, levels)
     lanes, nodes = parents.shape
@@ -39,7 +42,7 @@ def geometry(parents: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Te
 
 
 def packed(marks: torch.Tensor) -> torch.Tensor:
-    """Marks of 0 and 1, int64 [..., columns], as bits, int32 [..., words]."""
+    """0/1 values int64 [..., columns] packed into bits, int32 [..., words]."""
     count = -(-marks.shape[-1] // 32)
     filled = torch.nn.functional.pad(marks, (0, 32 * count - marks.shape[-1])).unflatten(-1, (count, 32))
     words: torch.Tensor = (filled << torch.arange(32, device=marks.device)).sum(-1)
@@ -49,13 +52,13 @@ def packed(marks: torch.Tensor) -> torch.Tensor:
 def walk(
     tokens: torch.Tensor, parents: torch.Tensor, chosen: torch.Tensor, levels: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The accepted paths: from each root down to the child that is the target's choice, as long as there is one.
+    """The accepted paths: from each root to the child that is the target's choice, as long as there is one.
 
-    tokens, parents and chosen (what the target chooses behind each node) are int64 [lanes, nodes]. Returns the nodes,
-    int64 [lanes, levels], 0 behind the end of a path, and how many there are, int64 [lanes].
+    tokens, parents and chosen (the target's choice after each node) are int64 [lanes, nodes]. Returns the nodes, int64
+    [lanes, levels], 0 after the end of a path, and how many there are, int64 [lanes].
     """
     if runs_fused(tokens):
-        from slipstream.forest_kernels import walk as kernel
+        from slipstream.gpu.forest_kernels import walk as kernel
 
         return kernel(tokens, parents, chosen, levels)
     at = torch.zeros_like(tokens[:, :1])
@@ -71,29 +74,61 @@ def walk(
     return nodes, (nodes > 0).sum(1)
 
 
+def count(
+    counts: torch.Tensor,
+    parents: torch.Tensor,
+    origins: torch.Tensor,
+    depths: torch.Tensor,
+    scores: torch.Tensor,
+    path: torch.Tensor,
+    active: torch.Tensor,
+) -> None:
+    """Count the nodes whose parents were accepted, and those of them that were: `policy/tally.py` on the device.
+
+    counts int64 [origins, depths, bins, 2]; parents, origins, depths and scores (logarithms of joint probabilities,
+    all finite) are [lanes, nodes]; path int64 [lanes, levels], 0 after its end; active int64 [lanes], 0 for idle lanes.
+    """
+    if runs_fused(parents):
+        from slipstream.gpu.forest_kernels import count as kernel
+
+        kernel(counts, parents, origins, depths, scores, path, active)
+        return
+    _, levels, bins, _ = counts.shape
+    accepted = torch.zeros_like(parents).scatter_(1, path, 1)
+    accepted[:, 0] = 1
+    offered = accepted.gather(1, parents) * active[:, None]
+    offered[:, 0] = 0
+    given = (scores - scores.gather(1, parents)).exp()
+    which = (origins * levels + (depths - 1).clamp_min(0)) * bins + (given * bins).long().clamp_max(bins - 1)
+    for place, marks in enumerate((offered, offered * accepted)):
+        counts.view(-1, 2)[:, place].scatter_add_(0, which.flatten(), marks.flatten())
+
+
 @dataclass(frozen=True)
-class Warmth:
-    """How the target will choose behind rows of logits: its temperatures and its noise. Greedy rows have none."""
+class SamplingNoise:
+    """How the target chooses after rows of logits: its temperatures and its noise. Greedy rows have none."""
 
     temperatures: torch.Tensor  # float32 [rows]
-    keys: torch.Tensor  # int64 [2, rows], of the noise at the very position that is chosen
-    ids: torch.Tensor  # int64 [tokens]: the target's names of the tokens that the logits speak of
+    keys: torch.Tensor  # int64 [2, rows], of the noise at the chosen position
+    ids: torch.Tensor  # int64 [tokens]: the target's ids of the logits' columns
 
 
-def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row of logits [rows, tokens] the likeliest tokens.
+def likeliest_tokens(
+    logits: torch.Tensor, count: int, sampling: SamplingNoise | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely tokens of each row of logits [rows, tokens].
 
-    Logarithms of their probabilities, float32 [rows, count], the highest first, and their indices, int64.
+    Returns log-probabilities, float32 [rows, count], descending, and indices, int64.
     """
     if runs_fused(logits) and logits.shape[1] <= _ONE_PROGRAM:
-        from slipstream.forest_kernels import likeliest as kernel
+        from slipstream.gpu.forest_kernels import likeliest_tokens as kernel
 
-        return kernel(logits, count, warmth)
+        return kernel(logits, count, sampling)
     scores = logits.float()
-    if warmth is not None:
-        greedy = (warmth.temperatures < GREEDY_TEMPERATURE)[:, None]
-        divisors = torch.where(greedy, 1.0, warmth.temperatures[:, None])
-        drawn = scores / divisors + noise.gumbel_of(warmth.ids, warmth.keys).float()
+    if sampling is not None:
+        greedy = (sampling.temperatures < GREEDY_TEMPERATURE)[:, None]
+        divisors = torch.where(greedy, 1.0, sampling.temperatures[:, None])
+        drawn = scores / divisors + noise.gumbel_of(sampling.ids, sampling.keys).float()
         scores = torch.where(greedy, scores, drawn)
     top = scores.topk(count)
     return top.values - scores.logsumexp(-1, keepdim=True), top.indices
@@ -101,22 +136,31 @@ def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[
 
 @dataclass(frozen=True)
 class Followed:
-    """Nodes of one level that are followed, [lanes, width] each."""
+    """Nodes of one level that are expanded, [lanes, width] each."""
 
     places: torch.Tensor  # in the pool, counted from 1; 0 is the root
     tokens: torch.Tensor
-    parents: torch.Tensor  # which of the nodes followed in the level above, those of all lanes counted
-    scores: torch.Tensor  # float32: logarithms of joint probabilities
-    bits: torch.Tensor  # int32 [lanes, width, words]: which nodes that were followed each sees
+    parents: torch.Tensor  # index of the parent among the expanded nodes of the level above, over all lanes
+    scores: torch.Tensor  # float32: logs of joint probabilities
+    bits: torch.Tensor  # int32 [lanes, width, words]: the expanded ancestors of each
+
+
+class Offered(NamedTuple):
+    """The nodes of a round's trees, [lanes, count] each."""
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    scores: torch.Tensor  # float32, finite: logs of joint probabilities
+    joined: torch.Tensor  # 1: from a chain that was joined
 
 
 def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which are the highest of each row, int64 [rows, count], ascending; of equals the first.
+    """Indices of the highest scores of each row, int64 [rows, count], ascending; of equals the first.
 
-    And for 0 and every number counted from 1, int64 [rows, 1 + size], its place among them, counted from 1; or 0.
+    And for 0 and every index counted from 1, int64 [rows, 1 + size], its rank among them, counted from 1; or 0.
     """
     if runs_fused(scores):
-        from slipstream.forest_kernels import highest as kernel
+        from slipstream.gpu.forest_kernels import highest as kernel
 
         return kernel(scores, count)
     chosen = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
@@ -126,17 +170,15 @@ def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 class Pool:
-    """All nodes that came up while trees of one shape grew, level by level, and the choice of those to offer.
+    """All candidate nodes of trees of one shape, level by level, and the selection of those to verify.
 
-    A level's nodes are the children of the nodes that were followed in the level above: `branch` of each. Scores are
-    logarithms of joint probabilities. A child's is never above its parent's, and of equals the first one counts more,
-    so that a node is never taken without its parent.
+    The nodes of a level are the `branch` children of each node that was expanded in the level above. Scores are logs of
+    joint probabilities. A child's is never above its parent's, and of equals the first one wins, so that a node is
+    never selected without its parent.
     """
 
     def __init__(self, lanes: int, widths: list[int], branch: int, device: str, chain: int = 0) -> None:
-        """`widths`: how many nodes of each level are followed, the root's level first. `chain`: how many nodes may join
-        them in the end.
-        """
+        """`widths`: nodes of each level that are expanded, the root's level first. `chain`: nodes that may join."""
         self.widths = widths
         self.branch = branch
         sizes = [width * branch for width in widths]
@@ -147,7 +189,7 @@ class Pool:
         self.parents = torch.zeros(lanes, size, dtype=torch.int64, device=device)  # in the pool, from 1 on; 0: root
         zeros = torch.zeros(lanes, 1, dtype=torch.int64, device=device)
         columns = torch.eye(sum(widths), dtype=torch.int64, device=device)
-        self._own = packed(columns).split(widths)  # the bits of the nodes that are followed, level by level
+        self._own = packed(columns).split(widths)  # the bits of the expanded nodes, level by level
         self._roots = Followed(zeros, zeros, zeros, zeros.float(), self._own[0].expand(lanes, 1, -1).contiguous())
 
     def __len__(self) -> int:
@@ -160,13 +202,13 @@ class Pool:
     def grow(
         self, level: int, above: Followed, scores: torch.Tensor, indices: torch.Tensor, ids: torch.Tensor
     ) -> Followed | None:
-        """Add the children of the nodes followed in a level (the root's is 0), and choose which of them to follow.
+        """Add the children of the expanded nodes of a level (the root's is 0), and choose which of them to expand.
 
-        scores and indices, [lanes * width, branch] each, are what `likeliest` gave; ids [tokens] name the tokens. The
-        likeliest are followed, in their order; below the last level none are.
+        scores and indices, [lanes * width, branch] each, come from `likeliest_tokens`; ids [tokens] are the token ids.
+        The most likely are expanded, in index order; none after the last level.
         """
         if runs_fused(scores):
-            from slipstream.forest_kernels import grow as kernel
+            from slipstream.gpu.forest_kernels import grow as kernel
 
             followed = kernel(self, level, above, scores, indices, ids, _LEAST)
             return None if followed is None else Followed(*followed)
@@ -188,14 +230,14 @@ class Pool:
         return Followed(top + start + 1, tokens.gather(1, top), lines, joint.gather(1, top), bits)
 
     def join(self, tokens: torch.Tensor, scores: torch.Tensor) -> None:
-        """Let chains below the roots join what has grown: int64 [lanes, chain], float32 and never rising.
+        """Merge chains below the roots into the pool: int64 [lanes, chain], float32 and non-increasing.
 
-        As far as a chain goes along nodes that are there, it raises their scores to its own; the rest of it is added. A
-        parent is raised before its child and to no less, and what is added stands behind everything that has grown: a
-        child's score stays below its parent's, or equal and behind it.
+        Where a chain follows existing nodes, it raises their scores to its own; the rest of it is added. A parent is
+        raised before its child and to no less, and added nodes come after all others: a child's score stays below its
+        parent's, or equal and after it.
         """
         if runs_fused(scores):
-            from slipstream.forest_kernels import join as kernel
+            from slipstream.gpu.forest_kernels import join as kernel
 
             kernel(self, tokens, scores)
             return
@@ -211,7 +253,12 @@ class Pool:
             self.parents[:, place] = at
             at = torch.where(there, fits.int().argmax(1), place) + 1
 
-    def best(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and parents of the `count` likeliest nodes, int64 [lanes, count] each, numbered from 1 on."""
+    def best(self, count: int) -> Offered:
+        """The `count` most likely nodes, numbered from 1."""
         chosen, places = highest(self.scores, count)
-        return self.tokens.gather(1, chosen), places.gather(1, self.parents.gather(1, chosen))
+        return Offered(
+            self.tokens.gather(1, chosen),
+            places.gather(1, self.parents.gather(1, chosen)),
+            self.scores.gather(1, chosen).clamp_min(_LEAST * len(self.widths)),
+            (chosen >= self.starts[-1]).long(),
+        )

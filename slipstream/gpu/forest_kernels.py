@@ -9,15 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.choice_kernels import GREEDY, gumbel
+from slipstream.gpu.sampling_kernels import GREEDY, gumbel
 
 if TYPE_CHECKING:
-    from slipstream.forest import Followed, Pool, Warmth
+    from slipstream.gpu.forest import Followed, Pool, SamplingNoise
 
 
 @triton.jit
 def _geometry(parents, depths, bits, nodes, LEVELS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """One lane and one word of bits."""
+    """One lane, one word of bits."""
     lane, word = tl.program_id(0).to(tl.int64), tl.program_id(1)
     node = tl.arange(0, BLOCK)
     inside = node < nodes
@@ -34,7 +34,7 @@ def _geometry(parents, depths, bits, nodes, LEVELS: tl.constexpr, WORDS: tl.cons
 
 
 def geometry(parents: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Depths and bits of the trees with these parents, int64 [lanes, nodes]."""
+    """Depths and ancestor bits of the trees with these parents, int64 [lanes, nodes]."""
     lanes, nodes = parents.shape
     words = -(-nodes // 32)
     depths = torch.empty_like(parents)
@@ -85,7 +85,7 @@ def _join(
     pool_scores,  # float32 [lanes, size]
     pool_tokens,  # int64 [lanes, size]
     pool_parents,  # int64 [lanes, size]
-    grown,  # nodes of the pool that are no chain's
+    grown,  # nodes of the pool that are not a chain's
     size,
     LENGTH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -141,7 +141,7 @@ def _likeliest(
     WARM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its logits, warmed and with noise where it is sampled, their sum, and the highest of them."""
+    """One row: its logits over the temperature, plus noise if it is sampled, their sum, and the highest of them."""
     row = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
     inside = token < tokens
@@ -162,17 +162,19 @@ def _likeliest(
         values = tl.where(token == where, float("-inf"), values)
 
 
-def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest tokens of each row [rows, tokens]: logarithms of probabilities, and indices, [rows, count] each."""
+def likeliest_tokens(
+    logits: torch.Tensor, count: int, sampling: SamplingNoise | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely tokens of each row [rows, tokens]: log-probabilities and indices, [rows, count] each."""
     rows, tokens = logits.shape
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     indices = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
-    warm = (logits, logits, logits) if warmth is None else (warmth.temperatures, warmth.keys, warmth.ids)
+    warm = (logits, logits, logits) if sampling is None else (sampling.temperatures, sampling.keys, sampling.ids)
     block = triton.next_power_of_2(tokens)
     _likeliest[(rows,)](
         *(logits, *warm, scores, indices, rows, tokens, logits.stride(0)),
         COUNT=count,
-        WARM=warmth is not None,
+        WARM=sampling is not None,
         BLOCK=block,
         num_warps=8,
     )
@@ -181,7 +183,7 @@ def likeliest(logits: torch.Tensor, count: int, warmth: Warmth | None) -> tuple[
 
 @triton.jit
 def _rank(mine, score, others, against):
-    """Of numbers [N] at places `mine`, how many of `against` [M], at places `others`, come before each."""
+    """Of numbers [N] at indices `mine`, how many of `against` [M], at indices `others`, come before each."""
     above = (against[None, :] > score[:, None]) | (
         (against[None, :] == score[:, None]) & (others[None, :] < mine[:, None])
     )
@@ -190,15 +192,15 @@ def _rank(mine, score, others, against):
 
 @triton.jit
 def _number(score):
-    """A score that can be compared with others."""
+    """The score, with NaN replaced so that it can be compared."""
     return tl.where(score == score, score, float("-inf"))
 
 
 @triton.jit
 def _highest(scores, chosen, places, size, count, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """One row: a number is among the highest if few enough come before it, and its place is how many such stand left.
+    """One row: a number is selected if few enough come before it; its rank is the count of selected ones to its left.
 
-    Everything is compared with everything: that is quicker than sorting a few hundred numbers.
+    All pairs are compared: that is faster than sorting a few hundred numbers.
     """
     row = tl.program_id(0).to(tl.int64)
     mine = tl.arange(0, BLOCK)
@@ -218,7 +220,7 @@ def _highest(scores, chosen, places, size, count, BLOCK: tl.constexpr, STEP: tl.
 
 
 def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which are the highest of each row [rows, size], ascending; and the places of all among them."""
+    """Indices of the highest of each row [rows, size], ascending; and the ranks of all among them."""
     rows, size = scores.shape
     chosen = torch.empty(rows, count, dtype=torch.int64, device=scores.device)
     places = torch.empty(rows, size + 1, dtype=torch.int64, device=scores.device)
@@ -229,7 +231,7 @@ def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
 
 @triton.jit
 def _joint(above_scores, scores, lane, candidate, inside, least, BRANCH: tl.constexpr, ABOVE: tl.constexpr):
-    """Logarithms of joint probabilities of a lane's candidates."""
+    """Logs of joint probabilities of a lane's candidates."""
     before = tl.load(above_scores + lane * ABOVE + candidate // BRANCH, mask=inside, other=float("-inf"))
     step = tl.load(scores + lane * ABOVE * BRANCH + candidate, mask=inside, other=float("-inf"))
     return before + tl.where(step == step, tl.minimum(tl.maximum(step, least), 0.0), step)
@@ -246,18 +248,18 @@ def _grow(
     pool_scores,  # float32 [lanes, size]
     pool_tokens,  # int64 [lanes, size]
     pool_parents,  # int64 [lanes, size]
-    places,  # int64 [lanes, WIDTH], and so all below: the nodes that are followed
+    places,  # int64 [lanes, WIDTH], as all below: the expanded nodes
     tokens,
     parents,
     joints,  # float32
     bits,  # int32 [lanes, WIDTH, WORDS]
     start,  # of this level's nodes in the pool
     size,
-    first,  # the first column of the nodes that are followed
+    first,  # the first column of the expanded nodes
     least,
     ABOVE: tl.constexpr,
     BRANCH: tl.constexpr,
-    WIDTH: tl.constexpr,  # 0: nothing is followed
+    WIDTH: tl.constexpr,  # 0: nothing is expanded
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
@@ -305,7 +307,7 @@ def grow(
     ids: torch.Tensor,
     least: float,
 ) -> tuple[torch.Tensor, ...] | None:
-    """`Pool.grow`; what is followed as the parts of a `Followed`. `least`: the least score that is told apart."""
+    """`Pool.grow`; returns the fields of a `Followed`. `least`: the smallest score that is distinguished."""
     lanes, width = above.places.shape
     last = level + 1 == len(pool.widths)
     below = 0 if last else pool.widths[level + 1]
@@ -329,3 +331,62 @@ def grow(
         num_warps=4,
     )
     return None if last else (places, tokens, parents, joints, bits)
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _count(
+    counts,  # int64 [origins, LEVELS, BINS, 2]
+    parents,  # int64 [lanes, nodes]
+    origins,  # int64 [lanes, nodes]
+    depths,  # int64 [lanes, nodes]
+    scores,  # float32 [lanes, nodes]
+    path,  # int64 [lanes, LEVELS]
+    active,  # int64 [lanes]
+    nodes,
+    LEVELS: tl.constexpr,
+    BINS: tl.constexpr,
+    NODES: tl.constexpr,  # rounded up to a power of two
+):
+    """One lane."""
+    lane = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, NODES)
+    inside = node < nodes
+    start = lane * nodes
+    parent = tl.load(parents + start + node, mask=inside, other=0)
+    accepted = node < 0
+    offered = parent == 0
+    for level in tl.static_range(LEVELS):
+        taken = tl.load(path + lane * LEVELS + level)
+        accepted |= (node == taken) & (taken > 0)
+        offered |= (parent == taken) & (taken > 0)
+    offered &= inside & (node > 0) & (tl.load(active + lane) > 0)
+    own = tl.load(scores + start + node, mask=inside, other=0.0)
+    above = tl.load(scores + start + parent, mask=inside, other=0.0)
+    bin = tl.minimum((tl.exp(own - above) * BINS).to(tl.int64), BINS - 1)
+    origin = tl.load(origins + start + node, mask=inside, other=0)
+    depth = tl.load(depths + start + node, mask=inside, other=1)
+    place = counts + ((origin * LEVELS + tl.maximum(depth - 1, 0)) * BINS + bin) * 2
+    one = tl.full([NODES], 1, tl.int64)
+    tl.atomic_add(place, one, mask=offered)
+    tl.atomic_add(place + 1, one, mask=offered & accepted)
+
+
+def count(
+    counts: torch.Tensor,
+    parents: torch.Tensor,
+    origins: torch.Tensor,
+    depths: torch.Tensor,
+    scores: torch.Tensor,
+    path: torch.Tensor,
+    active: torch.Tensor,
+) -> None:
+    """`forest.count`."""
+    lanes, nodes = parents.shape
+    _, levels, bins, _ = counts.shape
+    _count[(lanes,)](
+        *(counts, parents, origins, depths, scores, path, active, nodes),
+        LEVELS=levels,
+        BINS=bins,
+        NODES=triton.next_power_of_2(nodes),
+        num_warps=1,
+    )

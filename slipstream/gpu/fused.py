@@ -1,7 +1,7 @@
 # mypy: allow-untyped-calls
-"""Operations that read and write their rows once on a GPU, and are several plain ones elsewhere.
+"""Operations that read and write their rows once on a GPU; elsewhere they are several plain ones.
 
-Those that training needs have gradients. On a GPU most of a small model's time goes into moving such rows about.
+Those that training needs have gradients. On a GPU a small model spends most of its time moving such rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def has_triton() -> bool:
 
 
 def runs_fused(x: torch.Tensor) -> bool:
-    """Whether there are kernels for what is on this tensor's device."""
+    """Whether there are kernels for this tensor's device."""
     return x.is_cuda and has_triton()
 
 
-def turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+def rotated(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """Adjacent pairs of x [batch, length, 2n] times turns [length, n], complex."""
     if runs_fused(x):
-        rotated: torch.Tensor = _Turned.apply(x, turns)
+        rotated: torch.Tensor = _Rotated.apply(x, turns)
         return rotated
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
@@ -52,10 +52,10 @@ def cross_entropy(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Te
     return -(logarithms * probabilities).sum(-1)
 
 
-class _Turned(torch.autograd.Function):
+class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        from slipstream.fused_kernels import rotate
+        from slipstream.gpu.fused_kernels import rotate
 
         ctx.save_for_backward(turns)
         rows = x.flatten(0, 1)
@@ -63,7 +63,7 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor, None]:
-        from slipstream.fused_kernels import rotate
+        from slipstream.gpu.fused_kernels import rotate
 
         (turns,) = ctx.saved_tensors
         rows = slope.contiguous().flatten(0, 1)
@@ -73,7 +73,7 @@ class _Turned(torch.autograd.Function):
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
-        from slipstream.fused_kernels import gate
+        from slipstream.gpu.fused_kernels import gate
 
         both = both.contiguous()
         ctx.save_for_backward(both)
@@ -81,7 +81,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
-        from slipstream.fused_kernels import gate_back
+        from slipstream.gpu.fused_kernels import gate_back
 
         (both,) = ctx.saved_tensors
         return gate_back(both.flatten(0, -2), slope.contiguous().flatten(0, -2)).view_as(both)
@@ -90,7 +90,7 @@ class _Gated(torch.autograd.Function):
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-        from slipstream.fused_kernels import cross_entropy
+        from slipstream.gpu.fused_kernels import cross_entropy
 
         logits, probabilities = logits.contiguous(), probabilities.contiguous()
         losses, facts = cross_entropy(logits, probabilities)
@@ -99,7 +99,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor, None]:
-        from slipstream.fused_kernels import cross_entropy_back
+        from slipstream.gpu.fused_kernels import cross_entropy_back
 
         logits, probabilities, facts = ctx.saved_tensors
         return cross_entropy_back(logits, probabilities, slopes.float().contiguous(), facts), None

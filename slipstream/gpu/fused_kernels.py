@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The Triton kernels of `fused.py`. Importing this file imports triton, so only `fused.py` does, and only on a GPU.
 
-Every program has a row of its own, so that no row depends on the others.
+One program per row, so that no row depends on the others.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-_COLUMNS = 1024  # of one program, where a row is cut
-_TOKENS = 4096  # of a row that is read piece by piece
+_COLUMNS = 1024  # of one program, if a row is split
+_TOKENS = 4096  # of a row that are read at a time
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _rotate(x, turns, out, x_stride, out_stride, pairs, period, BACK: tl.constex
 
 
 def rotate(x: torch.Tensor, turns: torch.Tensor, out: torch.Tensor, *, back: bool = False) -> torch.Tensor:
-    """Pairs of x [rows, 2n] times turns [period, n], complex, or times their conjugates; rows go round the period."""
+    """Pairs of x [rows, 2n] times complex turns [period, n] or their conjugates; row r uses turns[r % period]."""
     rows, width = x.shape
     if rows:
         grid = (rows, triton.cdiv(width // 2, _COLUMNS))

@@ -1,7 +1,7 @@
-"""Products of large matrices with one row, or with the rows of a large tree, and what follows: on Hopper GPUs.
+"""GEMMs of large matrices with one row, or with the 64 rows of a large tree, with fused epilogues: on Hopper GPUs.
 
-The library's products leave a tenth of the time on the table there, and the gates behind them are one more kernel. All
-products of this kind on a device are expected on one stream: the shares of those that are split use one place in turn.
+The library's GEMMs leave a tenth of the time unused there, and the gates after them are one more kernel. All these
+GEMMs on a device must run on one stream: split GEMMs share one workspace.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import importlib.util
 
 import torch
 
-from slipstream.fused import runs_fused
+from slipstream.gpu.fused import runs_fused
 
-_ROW, _TREE = 1, 64  # rows: no others. Where rows are missing in a block of 64, copying it is slow
-_LEAST_NUMBERS = 1 << 24  # of a matrix: smaller ones are left to the library, which knows them better
+_ROW, _TREE = 1, 64  # numbers of rows that are supported. A partial block of 64 rows copies slowly
+_LEAST_NUMBERS = 1 << 24  # elements of a matrix: smaller ones are faster in the library
 _LEAST_OF_TREES = 1 << 25
-_INNER, _OUTER = 512, 16  # of which the sides of a matrix are multiples: what one program takes, gates and values
-_CAPABILITY = (9, 0)  # Hopper: the hardware copies blocks by itself, and has room for them. Others were not tried
+_INNER, _OUTER = 512, 16  # the sides of a matrix must be multiples of these: the tile of one program
+_CAPABILITY = (9, 0)  # Hopper: TMA copies, and enough shared memory for them. Others were not tried
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the product of rows x [rows, in] with a matrix [out, in] is better made here."""
+    """Whether the product of x [rows, in] with a matrix [out, in] is faster here."""
     least = {_ROW: _LEAST_NUMBERS, _TREE: _LEAST_OF_TREES}.get(len(x))
     return (
         least is not None
@@ -37,7 +37,7 @@ def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 @functools.cache
 def _tried(device: torch.device) -> bool:
-    """Whether the kernels were made for such a GPU, and this version of triton has what they need."""
+    """Whether the kernels were tuned for this GPU, and this version of triton supports them."""
     return (
         torch.version.hip is None
         and torch.cuda.get_device_capability(device) == _CAPABILITY
@@ -50,15 +50,15 @@ def gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) ->
 
     Row r is scaled by factor / sqrt(|x[r]|^2 + floor), which is a norm.
     """
-    from slipstream import product_kernels
+    from slipstream.gpu import gemm_kernels
 
-    kernel = product_kernels.row_gates if len(x) == _ROW else product_kernels.gates
+    kernel = gemm_kernels.row_gates if len(x) == _ROW else gemm_kernels.gates
     return kernel(x, weight, floor, factor)
 
 
 def onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
     """Add to total [rows, out] the product of x [rows, in] with [out, in]."""
-    from slipstream import product_kernels
+    from slipstream.gpu import gemm_kernels
 
-    kernel = product_kernels.row_onto_ if len(x) == _ROW else product_kernels.onto_
+    kernel = gemm_kernels.row_onto_ if len(x) == _ROW else gemm_kernels.onto_
     kernel(total, x, weight)

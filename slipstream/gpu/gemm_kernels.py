@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `products.py`. Importing this file imports triton: only `products.py` does, and only on a GPU.
+"""The Triton kernels of `gemm.py`. Importing this file imports triton: only `gemm.py` does, and only on a GPU.
 
-Reading the weights takes nearly all of the time. A program reads its share of a matrix once for all rows, those of a
-tree in large blocks by the hardware's own copies; what is done to the sums afterwards costs next to nothing.
+Reading the weights takes nearly all of the time. A program reads its part of a matrix once for all rows, for a tree in
+large blocks by TMA copies; the epilogue costs almost nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-ROWS = 64  # that the tensor cores take at a time, whether they are there or not
-_PROGRAMS = 128  # about as many as a large GPU runs at a time
+ROWS = 64  # rows of a tensor core tile, used or not
+_PROGRAMS = 128  # about as many as a large GPU runs at once
 _MOST_SPLITS = 4
 
 
 class Tile(NamedTuple):
-    """The work of one program."""
+    """The tile of one program."""
 
-    columns: int  # of the product
-    inner: int  # numbers of a row of either factor that are multiplied at a time
-    stages: int  # how many of these pieces are under way
+    columns: int  # of the output
+    inner: int  # elements of the inner dimension per step
+    stages: int  # steps in flight
 
 
-# Found by trial on an H200, with the matrices of an 8B model.
+# Tuned on an H200, with the matrices of an 8B model.
 _GATES, _ONTO = Tile(64, 128, 4), Tile(64, 128, 5)
 ROW_COLUMNS, ROW_INNER, _ROW_STAGES = Tile(8, 512, 4)  # for one row
 
@@ -47,7 +47,7 @@ def _gates(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Some columns of all rows. Rows that are not there are zeros."""
+    """Some columns of all rows. Missing rows are zeros."""
     first = tl.program_id(0) * BLOCK_N
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     value = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -99,10 +99,10 @@ def _onto(
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Some columns of all rows, over a share of the inner numbers. The program of the last share adds all of them up.
+    """Some columns of all rows, over a share of the inner dimension. The program of the last share sums all of them.
 
-    It waits for programs that are numbered, and so begun, before it: nothing promises that, and GPUs do it. Shares are
-    added in one order, whoever is first.
+    It waits for programs with lower numbers. Nothing guarantees that these start earlier, but GPUs do so. Shares are
+    summed in a fixed order.
     """
     tile, split, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     first = tile * BLOCK_N
@@ -180,7 +180,7 @@ def _row_gates(
 
 
 def row_gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) -> torch.Tensor:
-    """`products.gates` for one row."""
+    """`gemm.gates` for one row."""
     inner, width = x.shape[1], len(weight) // 2
     out = x.new_empty(1, width)
     _row_gates[(width // ROW_COLUMNS,)](
@@ -206,7 +206,7 @@ def _row_onto(x, w, total, inner, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, 
 
 
 def row_onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
-    """`products.onto_` for one row."""
+    """`gemm.onto_` for one row."""
     width, inner = weight.shape
     _row_onto[(width // ROW_COLUMNS,)](
         *(x, weight, total, inner), BLOCK_N=ROW_COLUMNS, BLOCK_K=ROW_INNER, STAGES=_ROW_STAGES
@@ -215,7 +215,7 @@ def row_onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Non
 
 @functools.cache
 def _space(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the shares of a product, and their flags. Products follow each other on a stream, and share it."""
+    """Workspace for the shares of a split GEMM, and their flags. GEMMs on a stream run in order and share it."""
     assert not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing(), "run once before recording"
     parts = torch.empty(_PROGRAMS * ROWS * _ONTO.columns, dtype=torch.float32, device=device)
     return parts, torch.zeros(_PROGRAMS, dtype=torch.int32, device=device)

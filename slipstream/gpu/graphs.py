@@ -1,4 +1,4 @@
-"""Captured graphs: work recorded once on a GPU and replayed without the host, and the sizes it is recorded for."""
+"""CUDA graphs: work recorded once on a GPU and replayed without the host, and the sizes it is recorded for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def bucket(count: int) -> int:
-    """The size that work of `count` is filled up to: a power of two, or one and a half of one.
+    """The size that `count` is padded to: a power of two, or one and a half of one.
 
-    So few graphs serve every size, and at most a third of the work is for nothing.
+    So few graphs serve every size, and at most a third of the work is padding.
     """
     power = 1 << (count - 1).bit_length()
     between = power // 4 * 3
@@ -19,10 +19,10 @@ def bucket(count: int) -> int:
 
 
 class Graphs:
-    """Functions by their keys. On a GPU each is recorded as a graph and replayed; elsewhere it is simply called.
+    """Functions by key. On a GPU each is captured as a graph and replayed; elsewhere it is simply called.
 
-    A function takes its inputs from tensors that stay where they are, leaves its results in such tensors, and asks the
-    host for nothing. Whatever has one key is one function over the same tensors.
+    A function reads its inputs from fixed tensors, writes its results to fixed tensors, and never synchronises with the
+    host. One key means one function over the same tensors.
     """
 
     def __init__(self, device: str) -> None:
@@ -31,13 +31,13 @@ class Graphs:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         # Graphs never run at the same time, so they share their memory.
         self._pool = torch.cuda.graph_pool_handle() if self._records else None
-        self.capture_ms = 0.0  # spent on recording, all graphs together
+        self.capture_ms = 0.0  # spent on capturing, over all graphs
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
-        """Run the function of that key once.
+        """Run the function of this key once.
 
-        The first time it runs as it is: kernels are compiled and libraries make their workspaces when they are first
-        used, which cannot be recorded. The second time it is recorded.
+        The first call runs it eagerly: kernels are compiled and libraries allocate workspaces on first use, which
+        cannot be captured. The second call captures it.
         """
         if not self._records or key not in self._ran:
             self._ran.add(key)
@@ -50,7 +50,8 @@ class Graphs:
     def _recorded(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         began = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may use the GPU meanwhile: their work is not captured.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             function()
         self.capture_ms += 1000 * (time.perf_counter() - began)
         return graph

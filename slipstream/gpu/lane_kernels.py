@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `lanes.py`. Importing this file imports triton: it is done late, and only on a GPU.
+"""The Triton kernels of `lanes.py`. Importing this file imports triton: done lazily, and only on a GPU.
 
-What they compute takes a dozen plain operations of a few numbers each, and every one of those costs a launch.
+Each replaces a dozen plain operations on a few numbers, every one of which costs a launch.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-_ROWS = 128  # of one program, and so are columns
+_ROWS = 128  # of one program, as are the columns
 _COLUMNS = 1024
 
 
 @triton.jit(do_not_specialize=["rows", "each", "width", "highest"])
-def _lay(
+def _place_rows(
     first,  # int64 [lanes]
     tables,  # int32 [lanes, width]
-    lines,  # int64 [rows]: the lanes of the rows; GIVEN says whether it counts, else each lane has `each` rows
-    offsets,  # int64 [rows], or [each] for every lane alike
+    lines,  # int64 [rows]: the lanes of the rows, if GIVEN; else each lane has `each` rows
+    offsets,  # int64 [rows], or [each] shared by all lanes
     depths,  # the same
-    positions,  # int64 [rows], and so are those below
+    positions,  # int64 [rows], as those below
     pages,
     places,
     rows,
@@ -51,7 +51,7 @@ def _lay(
     tl.store(places + row, (slot + PAGE) % PAGE, mask=inside)
 
 
-def lay(
+def place_rows(
     first: torch.Tensor,
     tables: torch.Tensor,
     offsets: torch.Tensor,
@@ -60,12 +60,12 @@ def lay(
     highest: int,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Positions, pages and places in them of rows, int64 [rows] each, as `Lanes` lays them."""
+    """Positions, pages and offsets in them of rows, int64 [rows] each: `Lanes.rows`."""
     lanes, width = tables.shape
     rows = lanes * offsets.shape[-1] if lines is None else len(lines)
     positions, pages, places = (torch.empty(rows, dtype=torch.int64, device=first.device) for _ in range(3))
     if rows:
-        _lay[(triton.cdiv(rows, _ROWS),)](
+        _place_rows[(triton.cdiv(rows, _ROWS),)](
             *(first, tables, first if lines is None else lines, offsets.contiguous(), depths.contiguous()),
             *(positions, pages, places, rows, rows // lanes, width, highest),
             PAGE=page_size,
@@ -85,13 +85,14 @@ def _advance(
     counts,  # int64 [lanes]
     depths,  # int64 [lanes, nodes]
     tokens,  # int64 [lanes, nodes]
-    taken,  # int64 [lanes, DEPTH + 1]
+    last_tokens,  # int64 [lanes, DEPTH + 1]
     accepted,  # int64 [lanes]
     slots,  # int64 [lanes]
-    told,  # int64 [rounds, lanes, DEPTH + 3]
+    results,  # int64 [rounds, lanes, WIDTH]
     number,  # int64 [1]
     nodes,
     DEPTH: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     NODES: tl.constexpr,  # rounded up to a power of two
 ):
@@ -100,15 +101,15 @@ def _advance(
     place = tl.arange(0, BLOCK)
     inside = place <= DEPTH
     node = tl.load(path + lane * DEPTH + place - 1, mask=inside & (place > 0), other=0)
-    choice = tl.load(chosen + lane * nodes + node, mask=inside, other=0)  # each is what its parent chose
+    choice = tl.load(chosen + lane * nodes + node, mask=inside, other=0)  # each is its parent's choice
     count = tl.load(counts + lane)
-    tl.store(taken + lane * (DEPTH + 1) + place, choice, mask=inside)
+    tl.store(last_tokens + lane * (DEPTH + 1) + place, choice, mask=inside)
     tl.store(accepted + lane, count)
     tl.store(tokens + lane * nodes, tl.sum(tl.where(place == count, choice, 0), 0))
     tl.store(slots + lane, tl.load(slots + lane) + count + 1)
     every = tl.arange(0, NODES)
     deepest = tl.max(tl.load(depths + lane * nodes + every, mask=every < nodes, other=0), 0)
-    line = told + (tl.load(number) * tl.num_programs(0) + lane) * (DEPTH + 3)
+    line = results + (tl.load(number) * tl.num_programs(0) + lane) * WIDTH
     tl.store(line, count)
     tl.store(line + 1, deepest)
     tl.store(line + 2 + place, choice, mask=inside)
@@ -120,18 +121,19 @@ def advance(
     counts: torch.Tensor,
     depths: torch.Tensor,
     tokens: torch.Tensor,
-    taken: torch.Tensor,
+    last_tokens: torch.Tensor,
     accepted: torch.Tensor,
     slots: torch.Tensor,
-    told: torch.Tensor,
+    results: torch.Tensor,
     number: torch.Tensor,
 ) -> None:
-    """`Lanes.advance`; tokens, taken, accepted and slots are the lanes' own."""
+    """`Lanes.advance`; tokens, last_tokens, accepted and slots are the lanes' own."""
     lanes, depth = path.shape
     nodes = tokens.shape[1]
     _advance[(lanes,)](
-        *(chosen, path, counts, depths, tokens, taken, accepted, slots, told, number, nodes),
+        *(chosen, path, counts, depths, tokens, last_tokens, accepted, slots, results, number, nodes),
         DEPTH=depth,
+        WIDTH=results.shape[2],
         BLOCK=triton.next_power_of_2(depth + 1),
         NODES=triton.next_power_of_2(nodes),
         num_warps=1,
@@ -163,7 +165,7 @@ def _move(
     lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     place = tl.arange(0, BLOCK)
     node = tl.load(path + lane * DEPTH + place, mask=place < DEPTH, other=0)
-    moved = node > place + 1  # a node never stands before its depth; 0 is behind the end of a path
+    moved = node > place + 1  # a node's index is never below its depth; 0 is after the end of a path
     start = tl.load(slots + lane)
     here, there = start + node, start + place + 1
     first = part // KV_HEADS * pages
@@ -173,7 +175,7 @@ def _move(
     dims = tl.arange(0, PADDED)
     mask = moved[:, None] & (dims < SIZE)[None, :]
     rows = tl.load(data + source[:, None] * SIZE + dims[None, :], mask=mask, other=0.0)
-    tl.debug_barrier()  # what is read may be what is written below
+    tl.debug_barrier()  # the rows read may be the rows written below
     tl.store(data + target[:, None] * SIZE + dims[None, :], rows, mask=mask)
 
 
@@ -194,7 +196,7 @@ def move(data: torch.Tensor, tables: torch.Tensor, slots: torch.Tensor, path: to
 
 
 @triton.jit(do_not_specialize=["width", "nodes"])
-def _keep(
+def _store_features(
     data,  # [pages, PAGE, whole]
     hidden,  # [lanes * nodes, part]
     tables,  # int32 [lanes, width]
@@ -204,12 +206,12 @@ def _keep(
     nodes,
     whole,
     part,
-    first,  # where the part stands in a row of `data`
+    first,  # where the part begins in a row of `data`
     PAGE: tl.constexpr,
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some columns of one row: the root's, or that of a place on the path."""
+    """Some columns of one row: the root's, or that of a node on the path."""
     lane, place = tl.program_id(0).to(tl.int64) // (DEPTH + 1), tl.program_id(0) % (DEPTH + 1)
     node = tl.load(path + lane * DEPTH + place - 1, mask=place > 0, other=0)
     slot = tl.load(slots + lane) + place
@@ -221,15 +223,15 @@ def _keep(
     tl.store(line + column, row.to(data.dtype.element_ty), mask=inside)
 
 
-def keep(
+def store_features(
     data: torch.Tensor, taps: Sequence[torch.Tensor], tables: torch.Tensor, slots: torch.Tensor, path: torch.Tensor
 ) -> None:
-    """`Lanes.keep`."""
+    """`Lanes.store_features`."""
     (lanes, depth), (_, page, whole) = path.shape, data.shape
     first = 0
     for tap in taps:
         rows, part = tap.shape
-        _keep[lanes * (depth + 1), triton.cdiv(part, _COLUMNS)](
+        _store_features[lanes * (depth + 1), triton.cdiv(part, _COLUMNS)](
             *(data, tap, tables, slots, path, tables.shape[1], rows // lanes, whole, part, first),
             PAGE=page,
             DEPTH=depth,
@@ -239,10 +241,10 @@ def keep(
 
 
 @triton.jit(do_not_specialize=["width"])
-def _before_fresh(
+def _features_before(
     data, tables, slots, accepted, out, width, whole, FRESH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Some columns of one row, before a token that came last."""
+    """Some columns of one row, before one of the last tokens."""
     row = tl.program_id(0).to(tl.int64)
     lane, place = row // FRESH, row % FRESH
     slot = tl.load(slots + lane) - tl.load(accepted + lane) - 1 + place
@@ -255,13 +257,13 @@ def _before_fresh(
     tl.store(out + row * whole + column, tl.load(line + column, mask=inside & known, other=0.0), mask=inside)
 
 
-def before_fresh(
+def features_before(
     data: torch.Tensor, tables: torch.Tensor, slots: torch.Tensor, accepted: torch.Tensor, fresh: int
 ) -> torch.Tensor:
-    """`Lanes.before_fresh`."""
+    """`Lanes.features_before`."""
     (lanes, width), (_, page, whole) = tables.shape, data.shape
     out = data.new_empty(lanes * fresh, whole)
-    _before_fresh[lanes * fresh, triton.cdiv(whole, _COLUMNS)](
+    _features_before[lanes * fresh, triton.cdiv(whole, _COLUMNS)](
         *(data, tables, slots, accepted, out, width, whole),
         FRESH=fresh,
         PAGE=page,

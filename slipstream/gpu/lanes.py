@@ -1,7 +1,9 @@
-"""Lanes: what a device knows of a batch while the host looks away, one lane for each sequence.
+"""Lanes: the state of a batch on the device while it runs without the host, one lane per sequence.
 
-A round brings every lane's root and a tree below it to the target, and moves the lane on to the end of the accepted
-path. All of it is in tensors that stay where they are, so that a round can be captured and replayed.
+A round verifies every lane's root and the tree below it, and advances the lane to the end of the accepted path. All
+tensors have fixed addresses, so that a round can be captured and replayed.
+
+Branches for tensors that are not on a GPU are the reference of the kernels: only tests run them.
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ import torch
 
 from slipstream import noise
 from slipstream.cache import PAGE_SIZE, LayerStore
-from slipstream.fused import runs_fused
+from slipstream.gpu.fused import runs_fused
 from slipstream.sequence import Sequence
 
 
 class Lanes:
-    """The buffers of a batch, filled up with idle lanes to one of a few sizes."""
+    """The buffers of a batch, padded with idle lanes to one of a few sizes."""
 
     def __init__(self, size: int, nodes: int, depth: int, longest: int, spare: int, device: str) -> None:
-        """Trees of `nodes` nodes beside the root and `depth` levels. `longest`: tokens that a sequence may have, and
-        `spare`: rows that may be written behind the last of them.
+        """Trees of `nodes` nodes below the root, in `depth` levels. `longest`: tokens of a sequence at most; `spare`:
+        rows that may be written after the last of them.
         """
         self.size = size
         self.nodes = nodes
         self.depth = depth
-        self.highest = longest - 1  # no position is above it; rows behind the last one are never kept
+        self.highest = longest - 1  # positions are clamped to it; rows after the last one are never kept
         self.device = device
 
         def numbers(*shape: int) -> torch.Tensor:
@@ -35,28 +37,35 @@ class Lanes:
 
         pages = -(-(longest + spare) // PAGE_SIZE)
         self.tables = torch.zeros(size, pages, dtype=torch.int32, device=device)
-        self._pages = np.zeros(self.tables.shape, dtype=np.int32)  # what the tables say
+        self._pages = np.zeros(self.tables.shape, dtype=np.int32)  # the host's copy of the tables
         self.slots = numbers(size)  # of the roots: the rows before them are committed
         self.stems = numbers(2, size)  # of the samplers
         self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
-        # The same for the rows of the target's pass.
+        # The same for the rows of the target pass.
         self.row_stems = numbers(2, size * (1 + nodes))
         self.row_temperatures = torch.zeros(size * (1 + nodes), dtype=torch.float32, device=device)
-        self.offsets = torch.arange(1 + nodes, device=device)  # of those rows behind the roots
+        self.offsets = torch.arange(1 + nodes, device=device)  # of those rows after the roots
         self._lines = torch.arange(size, device=device)[:, None]
         self.tokens = numbers(size, 1 + nodes)  # of the trees, the roots first
         self.parents = numbers(size, 1 + nodes)
-        # What came last: tokens of which the root is the last, and how many stand before it.
-        self.taken = numbers(size, depth + 1)
+        self.scores = torch.zeros(size, 1 + nodes, dtype=torch.float32, device=device)  # logs of joint probabilities
+        self.origins = numbers(size, 1 + nodes)  # index of the drafter of each node
+        self.active = numbers(size)  # 1: the lane has a sequence
+        self._active = 0  # how many lanes have one
+        # The last tokens, of which the root is the last, and how many of them come before it.
+        self.last_tokens = numbers(size, depth + 1)
         self.accepted = numbers(size)
 
-    def turn_to(self, sequences: list[Sequence], idle: int) -> None:
-        """Take the sequences' pages. That is all that lanes must be told of sequences which go on where they are.
+    def set_pages(self, sequences: list[Sequence], idle: int) -> None:
+        """Update the page tables. Sequences that continue where they are need no more than that.
 
-        Lanes that have no sequence begin again: they have a single page to run along.
+        Lanes without a sequence restart: they have a single page.
         """
         self.slots[len(sequences) :] = 0
         self.accepted[len(sequences) :] = 0
+        if self._active != len(sequences):
+            self._active = len(sequences)
+            self.active[: self._active], self.active[self._active :] = 1, 0
         tables = np.full(self.tables.shape, idle, dtype=np.int32)
         for table, sequence in zip(tables, sequences, strict=False):
             table[: len(sequence.table.pages)] = sequence.table.pages
@@ -67,18 +76,18 @@ class Lanes:
     def fill(self, sequences: list[Sequence], known: list[int], idle: int) -> None:
         """Set the lanes up for sequences whose slots are reserved.
 
-        `known`: how many tokens of each are to be taken as known, all but the last few. `idle`: a page for the lanes
-        that have no sequence.
+        `known`: how many tokens of each the drafter has processed, all but the last few. `idle`: the page of lanes
+        without a sequence.
         """
-        self.turn_to(sequences, idle)
+        self.set_pages(sequences, idle)
         spare = self.size - len(sequences)
         slots = [s.cached for s in sequences] + [0] * spare
-        taken = np.zeros((self.size, self.taken.shape[1]), dtype=np.int64)
-        for line, sequence, start in zip(taken, sequences, known, strict=False):
+        last_tokens = np.zeros((self.size, self.last_tokens.shape[1]), dtype=np.int64)
+        for line, sequence, start in zip(last_tokens, sequences, known, strict=False):
             line[: len(sequence.tokens) - start] = sequence.tokens[start:]
         accepted = [len(s.tokens) - 1 - start for s, start in zip(sequences, known, strict=True)] + [0] * spare
         self.slots.copy_(torch.tensor(slots))
-        self.taken.copy_(torch.from_numpy(taken))
+        self.last_tokens.copy_(torch.from_numpy(last_tokens))
         self.accepted.copy_(torch.tensor(accepted))
         self.tokens[:, 0].copy_(torch.tensor([s.tokens[-1] for s in sequences] + [0] * spare))
         self.stems.copy_(noise.halves([s.sampler.stem for s in sequences] + [0] * spare))
@@ -88,24 +97,24 @@ class Lanes:
         self.row_temperatures.copy_(self.temperatures.repeat_interleave(each))
 
     def rows(self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor | None = None) -> LaneRows:
-        """Rows of every lane: slots `offsets` [rows] behind `first` [lanes], where positions go on alike.
+        """Rows of every lane: slots `offsets` [rows] after `first` [lanes], with positions alike.
 
-        `depths`, [lanes, rows] or [rows]: how far the positions are behind `first`, where that is another matter.
+        `depths`, [lanes, rows] or [rows]: the offsets of the positions, if they differ from those of the slots.
         """
-        return self._laid(first, offsets, offsets if depths is None else depths)
+        return self._place_rows(first, offsets, offsets if depths is None else depths)
 
-    def rows_behind_roots(self, lines: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor) -> LaneRows:
-        """The same behind the roots for rows in any order, [rows] each: `lines` says which lane each is of."""
-        return self._laid(self.slots, offsets, depths, lines)
+    def rows_after_roots(self, lines: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor) -> LaneRows:
+        """The same after the roots, for rows in any order, [rows] each: `lines` has the lane of each row."""
+        return self._place_rows(self.slots, offsets, depths, lines)
 
-    def _laid(
+    def _place_rows(
         self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor, lines: torch.Tensor | None = None
     ) -> LaneRows:
         if runs_fused(first):
-            from slipstream.lane_kernels import lay
+            from slipstream.gpu.lane_kernels import place_rows
 
-            laid = lay(first, self.tables, offsets, depths, lines, self.highest, PAGE_SIZE)
-            return LaneRows(laid[0], self.highest, *laid[1:])
+            placed = place_rows(first, self.tables, offsets, depths, lines, self.highest, PAGE_SIZE)
+            return LaneRows(placed[0], self.highest, *placed[1:])
         if lines is None:
             lines = self._lines
         start = first[lines]
@@ -119,34 +128,45 @@ class Lanes:
         path: torch.Tensor,
         accepted: torch.Tensor,
         depths: torch.Tensor,
-        told: torch.Tensor,
+        results: torch.Tensor,
         number: torch.Tensor,
     ) -> None:
-        """Take the accepted path [lanes, depth], and as the new root the target's choice behind it.
+        """Accept the path [lanes, depth], and make the target's choice after it the new root.
 
-        `chosen` [lanes, 1 + nodes]: the target's choices behind all nodes; `accepted` [lanes]: the length of the path;
-        `depths` [lanes, 1 + nodes]: of the nodes. All of it is written down in line `number` [1] of `told` [rounds,
-        lanes, 2 + depth + 1]: how many were accepted, the deepest node, and what was taken.
+        `chosen` [lanes, 1 + nodes]: the target's choices after all nodes; `accepted` [lanes]: the length of the path;
+        `depths` [lanes, 1 + nodes]: of the nodes. Writes line `number` [1] of `results` [rounds, lanes, 2 + depth + 1
+        or more]: the number of accepted nodes, the deepest node, and the new tokens.
         """
         if runs_fused(chosen):
-            from slipstream.lane_kernels import advance
+            from slipstream.gpu.lane_kernels import advance
 
-            advance(chosen, path, accepted, depths, self.tokens, self.taken, self.accepted, self.slots, told, number)
+            advance(
+                chosen,
+                path,
+                accepted,
+                depths,
+                self.tokens,
+                self.last_tokens,
+                self.accepted,
+                self.slots,
+                results,
+                number,
+            )
             return
-        self.taken.copy_(chosen.gather(1, torch.nn.functional.pad(path, (1, 0))))  # each is what its parent chose
+        self.last_tokens.copy_(chosen.gather(1, torch.nn.functional.pad(path, (1, 0))))  # each is its parent's choice
         self.accepted.copy_(accepted)
-        self.tokens[:, 0].copy_(self.taken.gather(1, accepted[:, None])[:, 0])
+        self.tokens[:, 0].copy_(self.last_tokens.gather(1, accepted[:, None])[:, 0])
         self.slots += accepted + 1
-        line = torch.cat([accepted[:, None], depths.amax(1, keepdim=True), self.taken], 1)
-        told.index_copy_(0, number, line[None])
+        line = torch.cat([accepted[:, None], depths.amax(1, keepdim=True), self.last_tokens], 1)
+        results[:, :, : line.shape[1]].index_copy_(0, number, line[None])
 
     def move(self, data: torch.Tensor, path: torch.Tensor) -> None:
-        """Make the rows of the accepted paths the next rows of their lanes; others stay where they are.
+        """Move the K/V rows of the accepted paths to the next rows of their lanes.
 
         `data` [layers, 2, pages, kv heads, PAGE_SIZE, size]: a store of keys and values; path [lanes, depth].
         """
         if runs_fused(path):
-            from slipstream.lane_kernels import move
+            from slipstream.gpu.lane_kernels import move
 
             move(data, self.tables, self.slots, path)
             return
@@ -154,30 +174,30 @@ class Lanes:
         rows, to = (self.rows(self.slots, nodes) for nodes in (torch.where(path > 0, path, places), places))
         data[:, :, to._pages, :, to._offsets] = data[:, :, rows._pages, :, rows._offsets]
 
-    def keep(self, data: torch.Tensor, taps: Seq[torch.Tensor], path: torch.Tensor) -> None:
-        """Write the hidden states of the roots and of the accepted paths behind them where they will be read.
+    def store_features(self, data: torch.Tensor, taps: Seq[torch.Tensor], path: torch.Tensor) -> None:
+        """Store the hidden states of the roots and of the accepted paths as features.
 
-        `data` [pages, PAGE_SIZE, width of all taps]; taps [lanes * (1 + nodes), width] each. What is written behind a
-        path's end is no good, and is written again before anybody reads it.
+        `data` [pages, PAGE_SIZE, width of all taps]; taps [lanes * (1 + nodes), width] each. Rows after the end of a
+        path are invalid, and are written again before they are read.
         """
         if runs_fused(path):
-            from slipstream.lane_kernels import keep
+            from slipstream.gpu.lane_kernels import store_features
 
-            keep(data, taps, self.tables, self.slots, path)
+            store_features(data, taps, self.tables, self.slots, path)
             return
         chosen = path_rows(path, self.nodes).flatten()
         rows = self.rows(self.slots, torch.arange(self.depth + 1, device=path.device))
         data[rows._pages, rows._offsets] = torch.cat([tap[chosen] for tap in taps], 1).to(data.dtype)
 
-    def before_fresh(self, data: torch.Tensor) -> torch.Tensor:
-        """What is kept of the row before each of the tokens that came last, [lanes * (depth + 1), width].
+    def features_before(self, data: torch.Tensor) -> torch.Tensor:
+        """The features of the row before each of the last tokens, [lanes * (depth + 1), width].
 
-        `data` [pages, PAGE_SIZE, width]. Before the first token of a text there are zeros.
+        `data` [pages, PAGE_SIZE, width]. Zeros before the first token of a sequence.
         """
         if runs_fused(data):
-            from slipstream.lane_kernels import before_fresh
+            from slipstream.gpu.lane_kernels import features_before
 
-            return before_fresh(data, self.tables, self.slots, self.accepted, self.depth + 1)
+            return features_before(data, self.tables, self.slots, self.accepted, self.depth + 1)
         first = self.slots - self.accepted - 1
         fresh = torch.arange(self.depth + 1, device=data.device)
         rows = self.rows(first, fresh)
@@ -186,7 +206,7 @@ class Lanes:
 
 
 class LaneRows:
-    """The rows of one pass, [rows] each: as many of every lane."""
+    """The rows of one pass, [rows] each: the same number for every lane."""
 
     def __init__(self, positions: torch.Tensor, highest: int, pages: torch.Tensor, offsets: torch.Tensor) -> None:
         self.positions = positions
@@ -196,16 +216,16 @@ class LaneRows:
         self.places = (pages, offsets) if pages.is_cuda else None
 
     def split(self, sizes: Seq[int]) -> list[LaneRows]:
-        """So many of them each, in their order."""
+        """Consecutive parts of these sizes."""
         parts = zip(*(part.split(sizes) for part in (self.positions, self._pages, self._offsets)), strict=True)
         return [LaneRows(positions, self.highest, pages, offsets) for positions, pages, offsets in parts]
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
+        """Write k and v [2, kv heads, rows, size] to one layer."""
         layer.both[:, self._pages, :, self._offsets] = kv.permute(2, 0, 1, 3)
 
 
 def path_rows(path: torch.Tensor, nodes: int) -> torch.Tensor:
-    """The rows of a pass that the roots and the paths below them had, [lanes, 1 + depth]; 1 + `nodes` rows a lane."""
+    """The rows of the roots and of the paths in a pass, [lanes, 1 + depth]; 1 + `nodes` rows per lane."""
     first = torch.arange(len(path), device=path.device)[:, None] * (1 + nodes)
     return first + torch.nn.functional.pad(path, (1, 0))

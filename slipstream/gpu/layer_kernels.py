@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `passing.py`. Importing this file imports triton: only `passing.py` does, and only on a GPU.
+"""The Triton kernels of `layer_ops.py`. Importing this file imports triton: only that one does, and only on a GPU.
 
-Every program has a row of its own, so that no row depends on the others.
+One program per row, so that no row depends on the others.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import triton
 import triton.language as tl
 
 _PAIRS, _COLUMNS = 512, 1024  # of one program
-_MANY_ROWS = 128  # with so many, half the programs for each: every one of them measures the row for its norm again
+_MANY_ROWS = 128  # from this many rows on, half the programs for each: every program computes the row's norm again
 
 
 @triton.jit
 def _scale(x, row, stride, width, floor, factor, BLOCK: tl.constexpr):
-    """What the norm of a row of x would have multiplied it by."""
+    """The factor by which the norm scales a row of x."""
     columns = tl.arange(0, BLOCK)
     values = tl.load(x + row * stride + columns, mask=columns < width, other=0.0).to(tl.float32)
     return factor / tl.sqrt(tl.sum(values * values, 0) + floor)
 
 
 @triton.jit(do_not_specialize=["floor", "factor"])
-def _turn_and_keep(
+def _rotate_and_store(
     qkv,  # [rows, 2 * pairs]: q, k and v
     turns,  # float32 [positions, SIZE / 2, 2]: cosines and sines
     positions,  # int64 [rows]
     both,  # [2, pages, KV_HEADS, PAGE, SIZE]
     pages,  # int64 [rows]
     offsets,  # int64 [rows]
-    bias,  # [2 * pairs]: what is added behind the norm, if anything is
-    x,  # [rows, width]: what went into the product, if its norm is still to be applied
+    bias,  # [2 * pairs]: added after the norm, if present
+    x,  # [rows, width]: the input of the product, if its norm is deferred
     stride,
     x_stride,
     width,
@@ -46,7 +46,7 @@ def _turn_and_keep(
     SIZE: tl.constexpr,
     PAGE: tl.constexpr,
     BIASED: tl.constexpr,
-    LATE: tl.constexpr,
+    DEFERRED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -54,55 +54,55 @@ def _turn_and_keep(
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = pair < pairs
     half: tl.constexpr = SIZE // 2
-    # What other places depend on is asked for first.
+    # Loads that other addresses depend on come first.
     position, page, offset = tl.load(positions + row), tl.load(pages + row), tl.load(offsets + row)
     first = tl.load(qkv + row * stride + 2 * pair, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(qkv + row * stride + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
-    if LATE:
+    if DEFERRED:
         scale = _scale(x, row, x_stride, width, floor, factor, WIDTH)
         first = first * scale
         second = second * scale
     if BIASED:
         first += tl.load(bias + 2 * pair, mask=inside, other=0.0).to(tl.float32)
         second += tl.load(bias + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
-    turned = pair < (HEADS + KV_HEADS) * half
+    rotated = pair < (HEADS + KV_HEADS) * half
     turn = turns + (position * half + pair % half) * 2
-    real = tl.load(turn, mask=inside & turned, other=1.0)
-    imaginary = tl.load(turn + 1, mask=inside & turned, other=0.0)
+    real = tl.load(turn, mask=inside & rotated, other=1.0)
+    imaginary = tl.load(turn + 1, mask=inside & rotated, other=0.0)
     kind = qkv.dtype.element_ty
     left = (first * real - second * imaginary).to(kind)
     right = (first * imaginary + second * real).to(kind)
     query = inside & (pair < HEADS * half)
     tl.store(qkv + row * stride + 2 * pair, left, mask=query)
     tl.store(qkv + row * stride + 2 * pair + 1, right, mask=query)
-    behind = pair - HEADS * half
-    part = behind // (KV_HEADS * half)  # k, then v
-    head = behind // half % KV_HEADS
+    after_q = pair - HEADS * half
+    part = after_q // (KV_HEADS * half)  # k, then v
+    head = after_q // half % KV_HEADS
     line = ((part * layer_pages + page) * KV_HEADS + head) * PAGE + offset
-    kept = inside & (behind >= 0)
+    kept = inside & (after_q >= 0)
     tl.store(both + line * SIZE + 2 * (pair % half), left, mask=kept)
     tl.store(both + line * SIZE + 2 * (pair % half) + 1, right, mask=kept)
 
 
-def turn_and_keep(
+def rotate_and_store(
     qkv: torch.Tensor,
     placed: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     both: torch.Tensor,
     heads: int,
-    late: tuple[torch.Tensor, float, float] | None,
+    deferred: tuple[torch.Tensor, float, float] | None,
     bias: torch.Tensor | None,
 ) -> None:
-    """Turn q [rows, ...] in place, and put k, turned, and v into the layer `both` [2, pages, kv heads, PAGE, size].
+    """Rotate q [rows, ...] in place; write k, rotated, and v to the layer `both` [2, pages, kv heads, PAGE, size].
 
-    `placed`: the parts of a `Turned`.
+    `placed`: the fields of a `RowPlacement`.
     """
     table, positions, pages, offsets = placed
     rows, pairs = qkv.shape[0], qkv.shape[1] // 2
     _, layer_pages, kv_heads, page, size = both.shape
-    x, floor, factor = (qkv, 0.0, 1.0) if late is None else late
+    x, floor, factor = (qkv, 0.0, 1.0) if deferred is None else deferred
     block = _PAIRS if rows < _MANY_ROWS else 2 * _PAIRS
     if rows:
-        _turn_and_keep[rows, triton.cdiv(pairs, block)](
+        _rotate_and_store[rows, triton.cdiv(pairs, block)](
             *(qkv, torch.view_as_real(table), positions, both, pages, offsets, qkv if bias is None else bias, x),
             *(qkv.stride(0), x.stride(0), x.shape[1], layer_pages, pairs, floor, factor),
             HEADS=heads,
@@ -110,7 +110,7 @@ def turn_and_keep(
             SIZE=size,
             PAGE=page,
             BIASED=bias is not None,
-            LATE=late is not None,
+            DEFERRED=deferred is not None,
             WIDTH=triton.next_power_of_2(x.shape[1]),
             BLOCK=block,
         )
@@ -127,11 +127,11 @@ def _gate(both, x, out, width, x_stride, x_width, floor, factor, WIDTH: tl.const
     tl.store(out + row * width + columns, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
 
 
-def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> torch.Tensor:
+def deferred_gate(both: torch.Tensor, deferred: tuple[torch.Tensor, float, float]) -> torch.Tensor:
     """silu of the first half of each row times the second half, both scaled first: [rows, 2n] -> [rows, n]."""
     rows, width = both.shape[0], both.shape[1] // 2
     out = both.new_empty(rows, width)
-    x, floor, factor = late
+    x, floor, factor = deferred
     block = _COLUMNS if rows < _MANY_ROWS else 2 * _COLUMNS
     if rows:
         _gate[rows, triton.cdiv(width, block)](
@@ -144,7 +144,7 @@ def late_gate(both: torch.Tensor, late: tuple[torch.Tensor, float, float]) -> to
 
 @triton.jit(do_not_specialize=["eps"])
 def _normed(first, second, first_weight, second_weight, out, width, stride, eps, BLOCK: tl.constexpr):
-    """One row of one of two kinds; the second stands behind the first in `out`, whose rows are `stride` apart."""
+    """One row of one of two kinds; the second comes after the first in `out`, whose rows are `stride` apart."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -159,7 +159,7 @@ def _normed(first, second, first_weight, second_weight, out, width, stride, eps,
 
 
 def normed(parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], eps: float) -> torch.Tensor:
-    """One or two kinds of rows [rows, width], each under a norm of its own, side by side: [rows, kinds * width]."""
+    """One or two kinds of rows [rows, width], each with a norm of its own, side by side: [rows, kinds * width]."""
     rows, width = parts[0].shape
     out = parts[0].new_empty(rows, len(parts) * width)
     if rows:

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `gpu_mixture.py`. Importing this file imports triton: only that one does, and only on a GPU.
+"""The Triton kernels of `models/gpu_mixture.py`. Importing this file imports triton: done lazily, and only on a GPU.
 
 A pair is a row and one of its experts: pair `row * per_token + rank`, ranks in ascending order of the experts. All
-shapes follow from the number of rows, whatever is chosen, so nothing is asked of the host. A sum has one order.
+shapes follow from the number of rows alone, so there is no host synchronisation. A sum has one order.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _ADDED = 1024  # columns of one program
 
 
 class _Tile(NamedTuple):
-    """What one program of a product works on. A row's sum runs over the width from front to back in every shape."""
+    """The tile of one program. A row's sum runs over the width from front to back in every shape."""
 
     pairs: int
     columns: int
-    depth: int  # bytes of the width that are read at a time
+    depth: int  # bytes of the width per step
     stages: int
     warps: int
 
 
-_FEW = _Tile(pairs=32, columns=64, depth=256, stages=4, warps=4)  # the weights are read once, as fast as memory gives
+_FEW = _Tile(pairs=32, columns=64, depth=256, stages=4, warps=4)  # memory-bound: the weights are read once
 _MANY = _Tile(pairs=128, columns=128, depth=128, stages=3, warps=8)  # prompts: the same weights serve many pairs
 
 
 class Groups(NamedTuple):
     """The pairs of each expert."""
 
-    order: torch.Tensor  # int32 [experts, pairs]: the numbers of an expert's pairs, ascending; the rest is not set
+    order: torch.Tensor  # int32 [experts, pairs]: an expert's pairs, ascending; the rest is undefined
     counts: torch.Tensor  # int32 [experts]: how many of them there are
 
 
@@ -55,20 +55,20 @@ def _choose(
     scores = tl.load(logits + row * stride + experts, mask=inside, other=float("-inf")).to(tl.float32)
     weights = tl.exp(scores - tl.max(scores, 0))
     weights = weights / tl.sum(weights, 0)
-    # What is not a number stays so in the shares, but it must not choose what does not exist, or one expert twice.
+    # NaN stays in the shares, but must not select a missing expert, or one expert twice.
     left = tl.where(inside, tl.where(weights == weights, weights, 0.0), -1.0)
-    taken = experts < 0
+    selected = experts < 0
     total = 0.0
     for _ in tl.static_range(PER_TOKEN):
         best = experts == tl.argmax(left, 0)
         total += tl.sum(tl.where(best, weights, 0.0), 0)
         left = tl.where(best, -2.0, left)
-        taken = taken | best
+        selected = selected | best
     if NORMED:
         weights = weights / total
-    rank = tl.cumsum(taken.to(tl.int32), 0) - 1
-    tl.store(chosen + row * PER_TOKEN + rank, experts, mask=taken)
-    tl.store(shares + row * PER_TOKEN + rank, weights, mask=taken)
+    rank = tl.cumsum(selected.to(tl.int32), 0) - 1
+    tl.store(chosen + row * PER_TOKEN + rank, experts, mask=selected)
+    tl.store(shares + row * PER_TOKEN + rank, weights, mask=selected)
 
 
 def choose(logits: torch.Tensor, per_token: int, normed: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -125,18 +125,18 @@ def _product(
     columns,
     stride,
     WIDTH: tl.constexpr,
-    SHARED: tl.constexpr,  # pairs that have one row of x
+    SHARED: tl.constexpr,  # pairs that share one row of x
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,  # EXPERTS rounded up to a power of two
     PAIRS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    # Blocks of PAIRS pairs, expert after expert. There are as many programs as there could be blocks.
+    # Blocks of PAIRS pairs, expert after expert. There is a program for every possible block.
     block = tl.program_id(0)
     experts = tl.arange(0, PADDED)
     blocks = (tl.load(counts + experts, mask=experts < EXPERTS, other=0) + PAIRS - 1) // PAIRS
-    expert = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)  # how many have all their blocks before this one
+    expert = tl.sum((tl.cumsum(blocks, 0) <= block).to(tl.int32), 0)  # how many experts end before this block
     if expert >= EXPERTS:
         return
     first = tl.sum(tl.where(experts < expert, blocks, 0), 0)
@@ -148,7 +148,7 @@ def _product(
     inside = column < columns
     lines = weights + (expert * columns + column.to(tl.int64)) * WIDTH
     rows = x + pair // SHARED * stride
-    # Weights stand on the left, where tiles of a tensor core are 64 deep: pairs may be few.
+    # Weights are the left operand, where tensor core tiles are 64 rows: pairs may be few.
     sums = tl.zeros([COLUMNS, PAIRS], tl.float32)
     for start in range(0, WIDTH, DEPTH):
         depth = start + tl.arange(0, DEPTH)
@@ -170,7 +170,7 @@ def product(x: torch.Tensor, weights: torch.Tensor, groups: Groups, dtype: torch
     pairs = groups.order.shape[1]
     out = torch.empty(pairs, columns, dtype=dtype, device=x.device)
     tile = _FEW if pairs <= _FEW.pairs * experts else _MANY
-    # An expert's last block may be short. Blocks of one matrix run side by side, so that it is read from memory once.
+    # An expert's last block may be partial. Blocks of one matrix run side by side, so that it is read from memory once.
     blocks = pairs // tile.pairs + min(pairs, experts)
     if pairs:
         _product[blocks, triton.cdiv(columns, tile.columns)](

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernel of `choices.py`: noise, sum and maximum in one go. Importing this file imports triton.
+"""The Triton kernel of `device_sampling.py`: noise, sum and maximum in one kernel. Importing this file imports triton.
 
-The arithmetic is that of `noise.py` and `sampling.warmed`, number for number: 32-bit hashing, logarithms and the sum in
+The arithmetic is that of `noise.py` and `sampling.scale_logits`, bit for bit: 32-bit hashing, logarithms and the sum in
 float64, a division that rounds to nearest.
 """
 
@@ -26,7 +26,7 @@ def _mix(x):
 
 @triton.jit
 def gumbel(ids, low, high):
-    """The noise of token ids under one key, given as its halves of 32 bits."""
+    """The noise of token ids under one key, given as two 32-bit halves."""
     bits = _mix(_mix(ids.to(tl.uint32) ^ low) + high)
     unit = (bits.to(tl.float64) + 0.5) / 4294967296.0
     return -tl.log(-tl.log(unit))
@@ -43,8 +43,8 @@ def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks,
     if temperature >= GREEDY:
         low = tl.load(keys + row).to(tl.uint32)
         high = tl.load(keys + rows + row).to(tl.uint32)
-        warmed = tl.div_rn(scores, tl.full([BLOCK], 1.0, tl.float32) * temperature)
-        perturbed = warmed.to(tl.float64) + gumbel(ids, low, high)
+        scaled = tl.div_rn(scores, tl.full([BLOCK], 1.0, tl.float32) * temperature)
+        perturbed = scaled.to(tl.float64) + gumbel(ids, low, high)
     top, index = tl.max(perturbed, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(tops + row * blocks + block, top)
     tl.store(tokens + row * blocks + block, (block * BLOCK + index).to(tl.int64))
@@ -52,7 +52,7 @@ def _draw(logits, keys, temperatures, tops, tokens, rows, vocab, stride, blocks,
 
 @triton.jit(do_not_specialize=["blocks"])
 def _first(tops, tokens, chosen, blocks, BLOCK: tl.constexpr):
-    """One row: of its blocks' best the best. The first of equal ones is that of the smaller tokens."""
+    """One row: the best of its blocks' best. Of equals, the first, which has the smaller token id."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     best = tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf"))
@@ -61,7 +61,7 @@ def _first(tops, tokens, chosen, blocks, BLOCK: tl.constexpr):
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """The choice after each row, int64 [rows]. logits [rows, vocab]; keys int64 [2, rows], of this very position."""
+    """The choice after each row, int64 [rows]. logits [rows, vocab]; keys int64 [2, rows], of this position."""
     rows, vocab = logits.shape
     blocks = -(-vocab // _BLOCK)
     tops = torch.empty(rows, blocks, dtype=torch.float64, device=logits.device)

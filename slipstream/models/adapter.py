@@ -1,8 +1,8 @@
-"""The adapter: any other causal language model of transformers, unmodified, under the same laws.
+"""The adapter: any other causal language model of transformers, unmodified, with the same guarantees.
 
-K and V live in our pages like everybody's. A transformers `Cache` of our own writes the new rows of one segment there
-and hands back all rows of its sequence; a 4-D mask says what each row sees, and `position_ids` where it stands, so that
-siblings of a tree share a position. Segments run one after the other: a batch cannot disturb a request.
+K and V are in our pages. A transformers `Cache` of our own writes the new rows of one segment there and returns all
+rows of its sequence; a 4-D mask says what each row sees, and `position_ids` its position, so that siblings of a tree
+share a position. Segments run one after the other, so that requests of a batch cannot affect each other.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from transformers.cache_utils import Cache
 from slipstream.attention import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
 from slipstream.errors import CorruptFile, OptionError, ShapeMismatch
-from slipstream.models.adapter_check import require_honest
-from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
+from slipstream.models.adapter_check import require_tree_support
 from slipstream.models.fingerprint import Fingerprint
-from slipstream.models.hf_layers import FULL, SLIDING
+from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
+from slipstream.models.formats.hf_layers import FULL, SLIDING
 from slipstream.models.model import Model, PassOutput
 
 
 class Recorder(Cache):  # type: ignore[misc]  # transformers has no types
-    """A cache that keeps nothing but the shapes of what each layer writes."""
+    """A cache that records only the shapes of what each layer writes."""
 
     def __init__(self, past: int = 0, keys: int | None = None) -> None:
         self.layers: list[Any] = []  # where transformers' own caches keep their rows
@@ -39,24 +39,24 @@ class Recorder(Cache):  # type: ignore[misc]  # transformers has no types
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the new rows of one layer, [1, kv heads, rows, width] each; return all rows of K and V."""
+        """Take the new rows of one layer, [1, kv heads, rows, width] each; returns all rows of K and V."""
         self.seen[layer_idx] = key_states.shape, value_states.shape
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Rows that were there before this pass."""
+        """Rows that existed before this pass."""
         return self._past
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """How many keys a row meets, and the slot of the first."""
+        """How many keys a row attends to, and the slot of the first."""
         return (query_length if self._keys is None else self._keys), 0
 
 
 class SegmentCache(Recorder):
     """Reads and writes the pages of one segment.
 
-    All rows of the pages are handed back, also those that nobody has written: the mask hides them. So the number of
-    keys changes only every PAGE_SIZE tokens.
+    Returns all rows of the pages, including unwritten ones: the mask hides them. So the number of keys changes only
+    every PAGE_SIZE tokens.
     """
 
     def __init__(self, layers: list[LayerStore], segment: Segment, config: AdapterConfig, device: str) -> None:
@@ -72,7 +72,7 @@ class SegmentCache(Recorder):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See Recorder."""
+        """As in Recorder."""
         super().update(key_states, value_states, layer_idx)
         layer, (key_width, value_width) = self._data[layer_idx], self._widths
         return self._swap(layer.keys, key_states, key_width), self._swap(layer.values, value_states, value_width)
@@ -85,7 +85,7 @@ class SegmentCache(Recorder):
 
 
 class Adapter(Model):
-    """A model of transformers. Layers cannot be run, tapped or left out one by one."""
+    """A model of transformers. Its layers cannot be run, tapped or skipped separately."""
 
     layered = False
 
@@ -100,10 +100,10 @@ class Adapter(Model):
             marks.add(name, weight)
         self.fingerprint = str(marks)
         self._keeps_logits = "logits_to_keep" in inspect.signature(self._model.forward).parameters
-        # One mask serves layers of one kind; models with two kinds take one for each, by name.
+        # One mask serves layers of one kind; models with two kinds take one per kind, by name.
         kinds = [SLIDING if window else FULL for window in self.config.windows] or [FULL]
         self._windows = {kind: self.config.windows[kinds.index(kind)] if kind == SLIDING else None for kind in kinds}
-        require_honest(self, self._model, checkpoint)
+        require_tree_support(self, self._model, checkpoint)
 
     def _load(self, checkpoint: AdapterCheckpoint) -> Any:
         with checkpoint.asking("transformers cannot load"):
@@ -114,7 +114,7 @@ class Adapter(Model):
                 use_safetensors=True,
                 attn_implementation=self.config.attention,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report
+                ignore_mismatched_sizes=True,  # they are reported below
                 dtype=self.dtype,
             )
             for tensor, *shapes in sorted(report["mismatched_keys"]):
@@ -144,11 +144,11 @@ class Adapter(Model):
         return PassOutput(logits, logits.new_zeros(0, self.config.hidden_size), {})
 
     def _run(self, data: list[LayerStore], segment: Segment) -> torch.Tensor:
-        """One segment; logits of the rows that asked, [rows, vocab]."""
+        """One segment; logits of the requested rows, [rows, vocab]."""
         pages = SegmentCache(data, segment, self.config, self.device)
         masks = {kind: self._mask(segment, window) for kind, window in self._windows.items()}
         wanted = segment.rows - segment.logits_from
-        # Logits of no row at all cannot be asked for: 0 means all.
+        # There is no way to ask for no logits: 0 means all.
         keep = {"logits_to_keep": max(1, wanted)} if self._keeps_logits else {}
         output = self._model(
             input_ids=torch.tensor([segment.tokens], device=self.device),
@@ -162,7 +162,7 @@ class Adapter(Model):
         return rows[len(rows) - wanted :, : self.config.vocab_size]
 
     def _mask(self, segment: Segment, window: int | None) -> torch.Tensor:
-        """What is added to the scores, [1, 1, rows, keys]: 0 for what a row sees, the lowest number for the rest."""
+        """The mask added to the scores, [1, 1, rows, keys]: 0 for visible keys, the lowest number for the rest."""
         hidden = torch.from_numpy(~visible_keys(segment, window)).to(self.device)
         zeros = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         return zeros.masked_fill_(hidden, torch.finfo(self.dtype).min)[None, None]
@@ -170,7 +170,7 @@ class Adapter(Model):
     def _refuse(self, what: str) -> NoReturn:
         raise OptionError(
             f"{self.name} runs through transformers, which does not give {what}",
-            hint="draft with a method that needs nothing of the inside of the target",
+            hint="use a drafter that reads no hidden states",
         )
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Does a model of transformers do what the adapter asks of it? Found out on the loaded model itself.
+"""Checks, on the loaded model itself, that a model of transformers does what the adapter needs.
 
 Its own plain continuation of a text is compared with the same tokens as one path of a tree among siblings: if it
-ignored the mask or the positions, counted slots instead, or kept a window that its config does not declare, the logits
-would differ. This is done behind a few rows, where each weighs much, and behind many.
+ignored the mask or the positions, counted slots instead, or used a window that its config does not declare, the logits
+would differ. This is done after a few rows, where each has a large weight, and after many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from slipstream.attention import tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
-from slipstream.models.adapter_checkpoint import AdapterCheckpoint
+from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
 from slipstream.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 _STORE = "check"
 _PROMPT, _DEPTH, _SIBLINGS = 8, 4, 8
 _FAR = 2048  # rows: learned positions and masks of a fixed size end with the context, seldom later than this
-_EDGE, _WEIGHT = 16, 256  # the oldest rows, and how much heavier they may be made: a window one row off must show
+_EDGE, _WEIGHT = (
+    16,
+    256,
+)  # the oldest rows, and the largest factor on their values: a window that is one row off must show
 _TOLERANCE, _TOLERANCE_16_BIT = 1e-3, {torch.float16: 0.02, torch.bfloat16: 0.05}
 
 
-def require_honest(adapter: Adapter, model: Any, checkpoint: AdapterCheckpoint) -> None:
+def require_tree_support(adapter: Adapter, model: Any, checkpoint: AdapterCheckpoint) -> None:
     """Raise UnsupportedModel unless the path of a tree has the logits of the model's own plain decoding."""
     context = adapter.config.context
     if context < _PROMPT + _DEPTH:
@@ -40,12 +43,12 @@ def require_honest(adapter: Adapter, model: Any, checkpoint: AdapterCheckpoint) 
             if not error <= _TOLERANCE_16_BIT.get(adapter.dtype, _TOLERANCE):
                 raise checkpoint.refuse(
                     "does not honour 4-D masks and position ids",
-                    hint=f"behind {committed} tokens the logits of a tree are off by {error:.1%}",
+                    hint=f"after {committed} tokens the logits of a tree are off by {error:.1%}",
                 )
 
 
 def _difference(adapter: Adapter, model: Any, committed: int) -> float:
-    """How far the logits along a path are from the model's own, relative to the size of those."""
+    """The relative difference between the logits along a path and the model's own."""
     vocabulary = adapter.config.vocab_size
     prompt = [(7 * i + 3) % vocabulary for i in range(_PROMPT - 1)]
     tree, path = _tree(vocabulary)
@@ -71,7 +74,7 @@ def _difference(adapter: Adapter, model: Any, committed: int) -> float:
 
 
 def _tree(vocabulary: int) -> tuple[TokenTree, list[int]]:
-    """A tree with many siblings on every level, and the path over the last of each: slots are not positions there."""
+    """A tree with many siblings on every level, and the path of the last of each: its slots are not its positions."""
     tree = TokenTree(2 % vocabulary)
     path = [0]
     for level in range(_DEPTH):
@@ -81,10 +84,10 @@ def _tree(vocabulary: int) -> tuple[TokenTree, list[int]]:
 
 
 def _repeat(data: torch.Tensor, rows: int, committed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fill one layer, [2, pages, kv heads, PAGE_SIZE, size], with copies of its first rows; K and V of all of them.
+    """Fill one layer, [2, pages, kv heads, PAGE_SIZE, size], with copies of its first rows; returns K and V of all.
 
-    The oldest values are made to weigh as much as all others, so that a row which should not see them shows it. The
-    cache holds one sequence, so that its pages are in order.
+    The oldest values get as much weight as all others together, so that a row that sees them wrongly shows it. The
+    cache holds one sequence, so its pages are in order.
     """
     by_head = data.transpose(1, 2)
     flat = by_head.flatten(2, 3).clone()  # [2, kv heads, slots, size]

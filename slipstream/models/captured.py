@@ -1,8 +1,7 @@
-"""Passes that the host has laid out, as captured graphs: for all that needs the host between two passes.
+"""Host-driven passes as captured graphs: for everything that needs the host between two passes.
 
-Whatever rows the sequences bring, a pass is filled up to one of a few sizes. What it reads about its rows comes in one
-copy to a place that stays, and rows that fill up write to a page that nobody reads. Long prompts run as they are: a GPU
-is busy with those longer than the host is with telling it what to do.
+A pass is padded to one of a few sizes. Its inputs are copied at once to a fixed buffer, and padding rows write to a
+page that no sequence owns. Long prompts run eagerly: there the GPU's work takes longer than the launches.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ import torch
 from slipstream.attention import Segment, Tiles
 from slipstream.attention.tiles import FACTS, query_block, tile_arrays
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache
-from slipstream.graphs import Graphs, bucket
+from slipstream.gpu.graphs import Graphs, bucket
 from slipstream.models.model import PassOutput
 
 if TYPE_CHECKING:
     from slipstream.models.decoder import Decoder
 
 MOST_ROWS = 256
-_SPARE = 256  # rows that may lie behind the end of the context
+_SPARE = 256  # rows that may be after the end of the context
 
 Numbers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Sizes that a pass is filled up to."""
+    """Sizes that a pass is padded to."""
 
     store: str
     rows: int
@@ -46,7 +45,7 @@ class _Shape:
 
     @property
     def parts(self) -> list[tuple[int, ...]]:
-        """The arrays that are sent: tokens, positions, pages and places in them; then those of the tiles."""
+        """The arrays that are copied: tokens, positions, pages and offsets in them; then those of the tiles."""
         row = (self.rows,)
         return [row] * 4 + [
             (FACTS, self.tiles),
@@ -59,18 +58,18 @@ class _Shape:
 
 @dataclass
 class _Pass:
-    """A pass of one shape: what it reads, and what it gave last."""
+    """A pass of one shape: its inputs, and its last outputs."""
 
     tiles: Tiles
-    rows: list[torch.Tensor]  # int32 [rows]: tokens, positions, pages, places
-    flat: torch.Tensor  # all of it, int32
+    rows: list[torch.Tensor]  # int32 [rows]: tokens, positions, pages, offsets
+    flat: torch.Tensor  # all inputs, int32
     logits: torch.Tensor = field(init=False)
     hidden: torch.Tensor = field(init=False)
     tapped: dict[int, torch.Tensor] = field(init=False)
 
 
 class _FilledRows:
-    """The rows of such a pass as the layers see them."""
+    """The rows of a padded pass as the layers see them."""
 
     def __init__(self, rows: list[torch.Tensor], highest: int) -> None:
         self.tokens, self.positions, pages, places = (part.long() for part in rows)
@@ -78,14 +77,14 @@ class _FilledRows:
         self.places: tuple[torch.Tensor, torch.Tensor] | None = (pages, places)
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
+        """Write k and v [2, kv heads, rows, size] to one layer."""
         assert self.places is not None
         pages, places = self.places
         layer.both[:, pages, :, places] = kv.permute(2, 0, 1, 3)
 
 
 class CapturedPasses:
-    """Passes over one cache, which is not kept here: whoever lets it go lets these go."""
+    """Captured passes over one cache, which is not referenced here; they must be dropped together."""
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -94,7 +93,7 @@ class CapturedPasses:
 
     @staticmethod
     def takes(segments: Sequence[Segment]) -> bool:
-        """Whether such rows are worth a graph: a step of decoding, in which all logits are wanted."""
+        """Whether a graph pays for these rows: a decoding step in which all logits are needed."""
         small = sum(s.rows for s in segments) <= MOST_ROWS
         return small and all(s.logits_from == 0 and s.prepared is None for s in segments)
 
@@ -130,7 +129,7 @@ class CapturedPasses:
 
     def _made(self, shape: _Shape, queries: int) -> _Pass:
         sizes = [int(np.prod(part)) for part in shape.parts]
-        starts = [-(-size // 4) * 4 for size in sizes]  # kernels want arrays that begin at 16 bytes
+        starts = [-(-size // 4) * 4 for size in sizes]  # kernels need arrays that are aligned to 16 bytes
         flat = torch.zeros(sum(starts), dtype=torch.int32, device=self._model.device)
         views = [
             piece[:size].view(part) for piece, size, part in zip(flat.split(starts), sizes, shape.parts, strict=True)
@@ -149,7 +148,7 @@ class CapturedPasses:
 
 
 def _row_arrays(segments: Sequence[Segment]) -> list[Numbers]:
-    """Tokens, positions, pages and places in them, row by row."""
+    """Tokens, positions, pages and offsets in them, row by row."""
     tokens = np.array([token for s in segments for token in s.tokens], dtype=np.int64)
     positions = np.concatenate([s.positions for s in segments])
     slots = np.concatenate([s.slots for s in segments])
@@ -158,7 +157,7 @@ def _row_arrays(segments: Sequence[Segment]) -> list[Numbers]:
 
 
 def _filled(array: Numbers, shape: tuple[int, ...], value: int) -> Numbers:
-    """The array in the corner of one of that shape, flat, and behind it zeros up to the next 16 bytes."""
+    """The array padded with `value` to that shape, flat, and with zeros to the next 16 bytes."""
     size = int(np.prod(shape))
     flat = np.zeros(-(-size // 4) * 4, dtype=np.int32)
     whole = flat[:size].reshape(shape)

@@ -1,4 +1,4 @@
-"""The shape of a decoder, whatever file it came from."""
+"""The shape of a decoder, for every file format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3's rope scaling: long wavelengths slowed by `factor`, short ones kept, the middle blended."""
+    """Llama 3's rope scaling: long wavelengths divided by `factor`, short ones kept, the middle interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -24,7 +24,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """All that the decoder needs to know; one field per fact, no family names in the forward pass."""
+    """Everything the decoder needs; one field per fact, no family names in the forward pass."""
 
     family: str  # "llama", "qwen3", "gemma2" and so on: for messages only
     vocab_size: int
@@ -34,18 +34,18 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     intermediate_size: int
-    context: int  # the longest sequence the model was made for
+    context: int  # the longest sequence the model was trained for
     rope_theta: float = 10_000.0
     rope_scaling: Llama3Scaling | LinearScaling | None = None
     rope_factors: tuple[float, ...] = ()  # each inverse frequency is divided by its own (head_dim / 2 of them; GGUF)
     rope_local_theta: float | None = None  # base of the layers with a window, unscaled; None: as the others (Gemma 3)
     norm_eps: float = 1e-5
-    post_norms: bool = False  # results of attention and MLP pass a norm before they are added (Gemma)
+    post_norms: bool = False  # outputs of attention and MLP are normed before they are added (Gemma)
     tied_head: bool = False  # the output head is the embedding table
     embed_scale: float = 1.0  # embeddings are multiplied by it, rounded to the model's dtype (Gemma)
     logit_softcap: float | None = None  # c: logits become c * tanh(logit / c) (Gemma 2)
     qkv_bias: bool = False
-    qkv_clip: float | None = None  # elements of q, k and v are kept within plus and minus this (OLMoE)
+    qkv_clip: float | None = None  # elements of q, k and v are clamped to this (OLMoE)
     qk_norm: bool = False  # RMS norm over each head's q and k (Qwen3)
     qk_norm_whole: bool = False  # that norm is over all heads together (OLMoE)
     query_scale: float | None = None  # scores are multiplied by it; None: head_dim ** -0.5
@@ -57,16 +57,16 @@ class ModelConfig:
     expert_size: int = 0  # the intermediate size of one expert; 0: the same as a dense MLP's
     norm_topk: bool = True  # expert weights renormalised over the chosen experts
     dense_layers: tuple[int, ...] = ()  # layers with a dense MLP where the others have experts
-    mtp_layers: int = 0  # layers for multi-token prediction that the file declares; the decoder leaves them alone
+    mtp_layers: int = 0  # layers for multi-token prediction that the file declares; the decoder ignores them
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
     def window(self, layer: int) -> int | None:
-        """How many positions (itself included) a query of `layer` may look back over; None: all."""
+        """How many positions (itself included) a query of `layer` may attend to; None: all."""
         return self.windows[layer] if self.windows else None
 
     def local_rope(self, layer: int) -> bool:
-        """Whether `layer` turns by `rope_local_theta`."""
+        """Whether `layer` rotates by `rope_local_theta`."""
         return self.rope_local_theta is not None and self.window(layer) is not None
 
     def mixture(self, layer: int) -> bool:
@@ -96,7 +96,7 @@ class ModelConfig:
         return tables + width + layers
 
     def weights_read(self, rows: int) -> float:
-        """Weights that a pass over so many rows reads: of a mixture more with every row, as if each chose by lot."""
+        """Weights that a pass over `rows` rows reads: of an MoE more per row, as if experts were random."""
         width = self.hidden_size
         expert = 3 * width * (self.expert_size or self.intermediate_size)
         mixtures = self.experts * expert * sum(map(self.mixture, range(self.layers)))

@@ -1,4 +1,4 @@
-"""The decoder: one ragged forward pass over whatever rows the sequences of a step bring.
+"""The decoder: one ragged forward pass over the rows of all sequences of a step.
 
 Linear layers see [rows, width]; only attention knows about sequences. There is no `if family == ...`: the config says
 what the layers have. Logits are computed only for the rows that need them, hidden states of any layer can be tapped,
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,31 +20,29 @@ from slipstream import attention
 from slipstream.attention import Attention, Segment, Tiles, attention_over, paged_available
 from slipstream.attention.even import soft_cap
 from slipstream.cache import LayerStore, PagedCache
-from slipstream.fused import runs_fused
+from slipstream.gpu.fused import runs_fused
+from slipstream.gpu.layer_ops import DeferredNorm, RowPlacement, normed, rotate_and_store
 from slipstream.models.captured import CapturedPasses
-from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
-from slipstream.models.exact_linear import ExactLinear
-from slipstream.models.fingerprint import Fingerprint
-from slipstream.models.gpu_mixture import GroupedMixture
-from slipstream.models.linear import (
+from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.kept_weights import WeightsFile
+from slipstream.models.layers.gpu_mixture import GroupedMixture
+from slipstream.models.layers.linear import (
     Linear,
     add_product,
-    digits_work,
-    dots_work,
-    make_linear,
+    has_int8_dot,
+    has_matrix_unit,
+    int8_kernels_work,
     native_works,
     short_vectors,
-    squares_work,
 )
-from slipstream.models.mlp import MLP, BehindNorm, DenseMLP, make_mlp
+from slipstream.models.layers.mlp import MLP, AfterNorm, DenseMLP, make_mlp
+from slipstream.models.layers.norm import PostNorm, UnitNorm
+from slipstream.models.layers.rope import RopeTable, make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
 from slipstream.models.model import Model, PassOutput
 from slipstream.models.native_rows import NativeRows, native_shape
-from slipstream.models.norm import PostNorm, UnitNorm
-from slipstream.models.quantized import Int8Matrix, int8_linear, int8_table, quantized_linear
-from slipstream.models.rope import RopeTable, make_ropes, pairs_adjacent, rotate_, turns_of_all_heads
 from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
-from slipstream.passing import Late, Turned, normed, turn_and_keep
+from slipstream.models.weights import Weights, joined
 
 if TYPE_CHECKING:
     from slipstream.models.native_layers import NativeLayers
@@ -52,24 +50,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer; those of its two norms and the scale of q are folded into the matrices behind them.
+    """The weights of one layer; those of its two norms and the scale of q are folded into the matrices after them.
 
-    Quantised matrices have the norms' weights beside them instead.
+    Quantised matrices keep the norms' weights separately.
     """
 
     qkv: Linear
-    late_bias: torch.Tensor | None  # of qkv, where `scales_late`: what is added behind the norm is not the product's
+    deferred_bias: torch.Tensor | None  # of qkv, if `defers_norm`: it is added after the norm
     q_norm: torch.Tensor | None  # [head size], or [heads * head size] for a norm over all heads together
     k_norm: torch.Tensor | None
     limits: tuple[torch.Tensor, torch.Tensor] | None  # least and greatest elements of q, k and v, [width of qkv] each
-    rope: int  # which of the model's rotations
+    rope: int  # index of the layer's RopeTable
     out: Linear | PostNorm
     mlp: MLP
     window: int | None
-    scales_late: bool  # on a GPU: rows go into the product with qkv as they are, and the norm is applied behind it
+    defers_norm: bool  # on a GPU: the product qkv takes unnormalised rows, and the norm is applied after it
 
 
-class _Turns:
+class _Rotations:
     """The rotations of the rows of a pass."""
 
     def __init__(self, rope: RopeTable, rows: PlacedRows, config: ModelConfig) -> None:
@@ -79,24 +77,28 @@ class _Turns:
 
     @cached_property
     def all_heads(self) -> torch.Tensor:
-        """For q and k of all heads, and none for v: [rows, width of qkv / 2]."""
+        """For q and k of all heads, identity for v: [rows, width of qkv / 2]."""
         return turns_of_all_heads(self.table[self.positions], self._config)
-
-
-class Table(Protocol):
-    """Something that gives rows for ids."""
-
-    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor: ...
 
 
 class Decoder(Model):
     """A decoder-only transformer with rotary positions, RMS norms and gated MLPs, dense or a mixture of experts."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: str, quantize: str = "none", *, exact: bool = False
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: str,
+        quantize: str = "none",
+        *,
+        exact: bool = False,
+        weights_file: WeightsFile | None = None,
     ) -> None:
-        """`exact`: let no row depend on the others on a GPU either; elsewhere it says nothing new."""
-        self.quantize = quantize  # what the weights are kept in: none (as `dtype` says), int8 or int4
+        """`exact`: batch-invariant kernels on a GPU too; elsewhere it changes nothing.
+
+        `weights_file`: the file that caches the quantised weights.
+        """
+        self.quantize = quantize  # format of the weights: none (as `dtype` says), int8 or int4
         self.exact = exact and device != "cpu"
         self.config = checkpoint.config
         self.name = checkpoint.name
@@ -104,71 +106,47 @@ class Decoder(Model):
         self.device = device
         self._paged = paged_available(device)
         self._captured: WeakKeyDictionary[PagedCache, CapturedPasses] = WeakKeyDictionary()
-        # In float16 the products of rows that have no norm could overflow.
-        self._scales_late = self._paged and quantize == "none" and dtype != torch.float16
+        # In float16, products of unnormalised rows could overflow.
+        self._defers_norm = self._paged and quantize == "none" and dtype != torch.float16
         self._grouped = self._paged and quantize == "none" and self.config.activation == "silu"  # experts, if any
-        self._marks = Fingerprint(self.config)
-        self._embed, self._head = self._tables(checkpoint)
-        self._norm = self._read(checkpoint, "norm")
+        weights = Weights(checkpoint, dtype, device, quantize, exact=self.exact, weights_file=weights_file)
+        self._embed, self._head = weights.tables()
+        self._norm = weights.read("norm")
         self._scaled = UnitNorm(self.config, dtype, device)
-        self._norm_behind = self._norm * self.config.hidden_size**0.5  # what `_scaled` leaves out
-        self.layers = [self._layer(checkpoint, i) for i in range(self.config.layers)]
+        self._final_norm_weight = self._norm * self.config.hidden_size**0.5  # what `_scaled` leaves out
+        self.layers = [self._layer(weights, i) for i in range(self.config.layers)]
         self._ropes = make_ropes(self.config, device)
         self.native = self._as_programs()
         scale = self.config.embed_scale
         self._embed_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
-        self.fingerprint = str(self._marks)
+        self.fingerprint = weights.all_made()
 
-    def _read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
-        weight = checkpoint.weight(name)
-        self._marks.add(name, weight)
-        return weight.to(device=self.device, dtype=self.dtype)
-
-    def _tables(self, checkpoint: Checkpoint) -> tuple[Table, Linear]:
-        """The embedding table and the output product. Where the layers have 4 bits these have 8, which they need."""
-        embed, tied = self._read(checkpoint, "embed"), self.config.tied_head
-        if self.quantize == "none":
-            return embed, self._linear(embed if tied else self._read(checkpoint, "head"))
-        if tied:
-            return int8_table(embed)
-        table = Int8Matrix(embed)
-        del embed  # one matrix at a time is wide
-        return table, int8_linear(self._read(checkpoint, "head"))
-
-    def _linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
-    ) -> Linear:
-        if self.exact:
-            return ExactLinear(weight, bias)
-        if self.quantize == "none":
-            return make_linear(weight, bias)  # `behind_norm` has folded the columns in
-        return quantized_linear(self.quantize, weight, bias, columns)
-
-    def _layer(self, checkpoint: Checkpoint, index: int) -> Layer:
+    def _layer(self, weights: Weights, index: int) -> Layer:
         config = self.config
 
         def read(name: str) -> torch.Tensor:
-            return self._read(checkpoint, f"layers.{index}.{name}")
+            return weights.read(f"layers.{index}.{name}")
 
         def norm_weight(name: str) -> torch.Tensor:
             left_out: float = config.hidden_size**0.5  # by `_scaled`
             return read(name).float() * left_out
 
-        def behind_norm(norm: str) -> BehindNorm:
+        def after_norm(norm: str) -> AfterNorm:
             weight = norm_weight(norm)
             if self.quantize != "none":
-                return BehindNorm(read, weight)
-            return BehindNorm(lambda name: (read(name).float() * weight).to(self.dtype), None)
+                return AfterNorm(read, weight)
+            return AfterNorm(lambda name: (read(name).float() * weight).to(self.dtype), None)
 
         q_scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
         if config.attention_softcap is not None:
             q_scale /= config.attention_softcap
-        folded = 1.0 if config.qk_norm else q_scale  # a norm of q would undo a scale in front of it
-        entering = behind_norm("attn_norm")
+        folded = 1.0 if config.qk_norm else q_scale  # a norm of q would undo a scale before it
+        entering = after_norm("attn_norm")
 
         def fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            pairs = [pairs_adjacent(part, config.head_dim) for part in (q * folded, k)]
-            return torch.cat([*pairs, v])
+            if not q.is_meta:
+                q, k = (pairs_adjacent(part, config.head_dim) for part in (q * folded, k))
+            return joined(q, k, v)
 
         bias = fused(read("q_bias"), read("k_bias"), read("v_bias")) if config.qkv_bias else None
         limits = None
@@ -176,16 +154,16 @@ class Decoder(Model):
             sizes = torch.tensor([config.heads, 2 * config.kv_heads]) * config.head_dim
             limit = torch.tensor([q_scale, 1.0]).repeat_interleave(sizes) * config.qkv_clip
             limits = (-limit.to(self.device, self.dtype), limit.to(self.device, self.dtype))
-        out: Linear | PostNorm = self._linear(read("o"))
-        mlp = make_mlp(config, config.mixture(index), read, behind_norm("mlp_norm"), self._linear, self._grouped)
+        out: Linear | PostNorm = weights.linear(read("o"))
+        mlp = make_mlp(config, config.mixture(index), read, after_norm("mlp_norm"), weights.linear, self._grouped)
         if config.post_norms:
             out = PostNorm(out, self._scaled, norm_weight("attn_post_norm").to(self.dtype))
             mlp = PostNorm(mlp, self._scaled, norm_weight("mlp_post_norm").to(self.dtype))
         qkv = fused(*map(entering.read, "qkv"))
-        scales_late = self._scales_late and limits is None and not config.qk_norm
+        defers_norm = self._defers_norm and limits is None and not config.qk_norm
         return Layer(
-            qkv=self._linear(qkv, None if scales_late else bias, entering.columns),
-            late_bias=bias if scales_late else None,
+            qkv=weights.linear(qkv, None if defers_norm else bias, entering.columns),
+            deferred_bias=bias if defers_norm else None,
             q_norm=pairs_adjacent(read("q_norm") * q_scale, config.head_dim) if config.qk_norm else None,
             k_norm=pairs_adjacent(read("k_norm"), config.head_dim) if config.qk_norm else None,
             limits=limits,
@@ -193,11 +171,11 @@ class Decoder(Model):
             out=out,
             mlp=mlp,
             window=config.window(index),
-            scales_late=scales_late,
+            defers_norm=defers_norm,
         )
 
     def _as_programs(self) -> NativeLayers | None:
-        """The layers as programs of our own kernels, where those can be had."""
+        """The layers as programs of our own kernels, if available."""
         if self.device != "cpu" or self.dtype != torch.float32 or not native_works():
             return None
         from slipstream.models.native_layers import native_layers
@@ -231,7 +209,7 @@ class Decoder(Model):
         return PassOutput(self.head(wanted), x, tapped)
 
     def _attention(self, segments: Sequence[Segment]) -> Attention:
-        """That of one pass: by a kernel of our own on a CPU, if there is one for such layers."""
+        """The attention of one pass: our own kernel on a CPU, if there is one for these layers."""
         config = self.config
         native = native_shape(config) if self.device == "cpu" and self.dtype == torch.float32 else None
         if native is not None:
@@ -248,7 +226,7 @@ class Decoder(Model):
         layers: Sequence[int] | None,
         taps: Sequence[int],
     ) -> PassOutput:
-        """The same by our own kernels."""
+        """The same with our own kernels."""
         x, done = self._enter(cache, store, segments, tokens_of(segments, self.device))
         entered = {done - 1: x.clone()} if done - 1 in taps else {}
         which = range(done, self.config.layers) if layers is None else layers
@@ -268,27 +246,27 @@ class Decoder(Model):
     ) -> dict[int, torch.Tensor]:
         """Run hidden states [rows, width] through layers, in place; returns copies of the tapped ones.
 
-        Tensors alone: with a capturing attention, and where `captures` says so, nothing is asked of the host.
+        Tensors only: with a capturing attention, and if `captures`, there is no host synchronisation.
         """
         config = self.config
-        turns = [_Turns(rope, rows, config) for rope in self._ropes]
+        turns = [_Rotations(rope, rows, config) for rope in self._ropes]
         tapped: dict[int, torch.Tensor] = {}
-        late = Late(x, *self._scaled.late)
+        deferred = DeferredNorm(x, *self._scaled.deferred)
         stream = self._scaled.stream(x)
         x = stream.rows
         for index in layers:
             layer = self.layers[index]
-            if layer.scales_late and rows.places is not None:
+            if layer.defers_norm and rows.places is not None:
                 qkv = layer.qkv(x)
-                turned = Turned(turns[layer.rope].table, rows.positions, *rows.places)
-                turn_and_keep(qkv, turned, data[index].both, config.heads, late, layer.late_bias)
+                placement = RowPlacement(turns[layer.rope].table, rows.positions, *rows.places)
+                rotate_and_store(qkv, placement, data[index].both, config.heads, deferred, layer.deferred_bias)
             else:
                 qkv, kv = self._qkv(layer, stream.normed(), turns[layer.rope].all_heads)
                 rows.write(data[index], kv)
             mixed = attend(qkv, data[index], layer.window)
             add_product(x, layer.out, mixed if mixed.dtype == self.dtype else mixed.to(self.dtype))
-            if self._scales_late and isinstance(layer.mlp, DenseMLP) and layer.mlp.scales_late:
-                layer.mlp.onto_(x, late)
+            if self._defers_norm and isinstance(layer.mlp, DenseMLP) and layer.mlp.defers_norm:
+                layer.mlp.onto_(x, deferred)
             elif isinstance(layer.mlp, GroupedMixture):
                 layer.mlp.onto_(x, stream.normed())
             else:
@@ -300,26 +278,26 @@ class Decoder(Model):
 
     @property
     def cheap_rows(self) -> int:
-        """Rows up to which one more in a pass costs far less than a pass of its own."""
+        """Rows up to which one more row costs far less than a pass of its own."""
         if self.device != "cpu" or self.quantize == "none":
             return super().cheap_rows
-        if digits_work():  # reading so few bytes takes so little time that multiplying counts
-            few = 8 if squares_work() else 7
-            return few if self.quantize == "int8" else 6 if dots_work() else 4
+        if int8_kernels_work():  # reading takes so little time that compute matters
+            few = 8 if has_matrix_unit() else 7
+            return few if self.quantize == "int8" else 6 if has_int8_dot() else 4
         return 4 if self.quantize == "int4" else super().cheap_rows  # that kernel unpacks weights for every few rows
 
     @property
-    def dear_rows(self) -> bool:
-        """Whether one row more costs a tenth of a pass, even among few: multiplying counts, and not reading alone."""
+    def expensive_rows(self) -> bool:
+        """Whether one more row costs a tenth of a pass, even among few: the pass is not purely memory-bound."""
         return self.device == "cpu" and self.quantize == "none" and self.dtype == torch.float32 and short_vectors()
 
     @property
     def captures(self) -> bool:
-        """Whether `run_` can be recorded as a graph: not where the host chooses experts, or what blocks are read."""
+        """Whether `run_` can be captured: not if the host chooses experts, or which blocks are read."""
         return self._paged and (self.config.experts == 0 or self._grouped)
 
     def attention_over(self, tiles: Tiles) -> Attention:
-        """Attention for rows that were laid out before, in buffers that stay where they are."""
+        """Attention over tiles that were set up before, in fixed buffers."""
         config = self.config
         shape = config.heads, config.kv_heads, config.head_dim
         return attention.over_tiles(tiles, *shape, self.device, config.attention_softcap, exact=self.exact)
@@ -327,15 +305,15 @@ class Decoder(Model):
     def _enter(
         self, cache: PagedCache, store: str, segments: Sequence[Segment], tokens: torch.Tensor
     ) -> tuple[torch.Tensor, int]:
-        """What goes into the first layer that all rows have yet to run, and the number of that layer."""
+        """The input of the first layer that rows have not been through yet, and the number of that layer."""
         done = max((s.prepared.layers for s in segments if s.prepared is not None), default=0)
         if not done:
             return self.embed(tokens), 0
-        behind = [replace(s, logits_from=s.rows) for s in segments if s.prepared is None]
+        unprepared = [replace(s, logits_from=s.rows) for s in segments if s.prepared is None]
         caught_up: Iterator[torch.Tensor] = iter(())
-        if behind:
-            hidden = self.forward(cache, store, behind, layers=range(done)).hidden
-            caught_up = iter(hidden.split([s.rows for s in behind]))
+        if unprepared:
+            hidden = self.forward(cache, store, unprepared, layers=range(done)).hidden
+            caught_up = iter(hidden.split([s.rows for s in unprepared]))
         return torch.cat([next(caught_up) if s.prepared is None else s.prepared.hidden for s in segments]), done
 
     def _qkv(self, layer: Layer, normed: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -343,8 +321,8 @@ class Decoder(Model):
         config = self.config
         size, heads, kv_heads = config.head_dim, config.heads, config.kv_heads
         qkv = layer.qkv(normed)
-        if layer.late_bias is not None:
-            qkv += layer.late_bias
+        if layer.deferred_bias is not None:
+            qkv += layer.deferred_bias
         rows, width = qkv.shape
         if layer.q_norm is not None and layer.k_norm is not None:
             for part, weight in (
@@ -363,7 +341,7 @@ class Decoder(Model):
         return functional.rms_norm(x, weight.shape, weight, self.config.norm_eps)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Embedding rows of token ids, as the first layer gets them."""
+        """Embedding rows of token ids, as the first layer's input."""
         rows = self._embed[tokens]
         return rows if self._embed_scale is None else rows * self._embed_scale
 
@@ -371,7 +349,7 @@ class Decoder(Model):
         """The final norm."""
         if runs_fused(hidden) or hidden.dtype != torch.float32:
             return normed((hidden,), (self._norm,), self.config.norm_eps)
-        return self._scaled(hidden).mul_(self._norm_behind)
+        return self._scaled(hidden).mul_(self._final_norm_weight)
 
     @property
     def norm_weight(self) -> torch.Tensor:
@@ -383,7 +361,7 @@ class Decoder(Model):
         if self.config.tied_head:
             return self._embed[vocab]
         one = torch.eye(self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return self._head(one)[:, vocab].T  # kept in packed form only, but a product with 1 gives it back
+        return self._head(one)[:, vocab].T  # only the packed form is kept, but a product with 1 gives it back
 
     def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of hidden rows [rows, width] (final norm included), for all tokens or for the ids in `vocab`."""
@@ -395,6 +373,6 @@ class Decoder(Model):
         elif self.config.tied_head:
             logits = functional.linear(normed, self._embed[vocab])
         else:
-            logits = self._head(normed)[:, vocab]  # an untied head is kept in packed form only
+            logits = self._head(normed)[:, vocab]  # of an untied head only the packed form is kept
         cap = self.config.logit_softcap
         return logits if cap is None else soft_cap(logits, cap)

@@ -1,4 +1,4 @@
-"""Which weights are these? What is made for one model must not be used with another that has its shape."""
+"""A fingerprint of a model's weights: what is made for one model must not be used with another of the same shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from slipstream.models.config import ModelConfig
 
-_SAMPLES = 16  # numbers of every weight
+_SAMPLES = 16  # elements of every weight
 _SHAPE = (
     *("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size"),
     *("experts", "experts_per_token"),
@@ -16,16 +16,16 @@ _SHAPE = (
 
 
 class Fingerprint:
-    """A digest of a model's shape and of a few numbers of each weight, as they come by.
+    """A digest of a model's shape and of a few elements of each weight.
 
-    The numbers are rounded to 8 bits of mantissa, so that a model has one fingerprint in whatever type it is loaded.
+    The elements are rounded to 8 bits of mantissa, so that a model has the same fingerprint in every dtype.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         self._digest = hashlib.sha256(repr([getattr(config, fact) for fact in _SHAPE]).encode())
 
     def add(self, name: str, weight: torch.Tensor) -> None:
-        """Take one weight into account, as it was on disk wherever that can be had."""
+        """Add one weight, as it was on disk if possible."""
         numbers = weight.flatten()
         sample = numbers[:: max(1, len(numbers) // _SAMPLES)][:_SAMPLES]
         self._digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""From a name to a model that runs: checkpoint, memory check, weights, tokenizer."""
+"""From a name to a loaded model: checkpoint, memory check, weights, tokenizer."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from pathlib import Path
 import torch
 
 from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
-from slipstream.fused import has_triton
-from slipstream.models.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
-from slipstream.models.checkpoint import Checkpoint
+from slipstream.gpu.fused import has_triton
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
-from slipstream.models.gguf_file import GGUFCheckpoint
-from slipstream.models.loader import open_model
+from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint, AdapterConfig
+from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.formats.gguf_file import GGUFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
+from slipstream.models.formats.resolve import open_model
+from slipstream.models.kept_weights import WeightsFile
+from slipstream.models.layers.linear import int8_kernels_work
+from slipstream.models.layers.quantized import MODES, int8_levels, quantized_bytes
 from slipstream.models.memory import available_bytes
 from slipstream.models.model import Model
-from slipstream.models.quantized import MODES, int8_levels, quantized_bytes
 from slipstream.text import Tokenizer
 
 log = logging.getLogger("slipstream")
 
-_LARGE = 2**30  # bytes of float32 weights from which on a quantised file stays quantised by itself
+_LARGE = 2**30  # bytes of float32 weights from which on `auto` keeps a quantised file quantised
+_WORTH_KEEPING = 300_000_000  # parameters that take about two seconds to quantise
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ALIASES = {"float": "float32", "half": "float16"}  # vLLM's
 
 
 def choose_device(device: str) -> str:
-    """`auto`: the GPU if there is one. An unknown device, or a GPU that is not there, is refused."""
+    """`auto`: the GPU if there is one. An unknown device or a missing GPU is refused."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
@@ -49,13 +54,14 @@ def choose_dtype(dtype: str | torch.dtype, device: str) -> torch.dtype:
         return dtype
     if dtype == "auto":
         return torch.bfloat16 if device.startswith("cuda") else torch.float32
+    dtype = _ALIASES.get(dtype, dtype)
     if dtype not in _DTYPES:
         raise unknown_choice("dtype", dtype, ["auto", *_DTYPES])
     return _DTYPES[dtype]
 
 
 def choose_quantize(quantize: str, checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> str:
-    """`auto`: int8 for a large GGUF file of quantised weights on a CPU, none for all else."""
+    """`auto`: int8 for a large GGUF file of quantised weights on a CPU, otherwise none."""
     if quantize not in ("auto", *MODES):
         raise unknown_choice("quantize", quantize, ["auto", *MODES])
     if quantize == "none":
@@ -75,18 +81,18 @@ def _is_large_and_quantised(checkpoint: GGUFCheckpoint) -> bool:
 
 
 def _obstacle(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> str | None:
-    """Why weights cannot be quantised here, if they cannot."""
+    """Why weights cannot be quantised here, or None."""
     if device != "cpu":
         return f"weights are quantised on a CPU only, and this is {device}"
     if dtype != torch.float32:
         return f"quantised weights compute in float32, not in {_name(dtype)}"
     if isinstance(checkpoint, AdapterCheckpoint):
         return f"{checkpoint.name} runs through transformers, which keeps its weights as they are"
-    return None if int8_levels() else "8-bit products are not computed rightly on this CPU"
+    return None if int8_levels() else "8-bit products are not computed correctly on this CPU"
 
 
 def require_exact(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> None:
-    """Refuse `exact` where it is known beforehand that some rows would depend on others."""
+    """Refuse `exact` if it is known before loading that the kernels are not batch-invariant."""
     if device == "cpu":
         if dtype != torch.float32:
             raise OptionError(f"exact: on a CPU products in {_name(dtype)} are not exact", hint="use dtype float32")
@@ -107,10 +113,10 @@ def load_model(
     quantize: str = "auto",
     exact: bool = False,
 ) -> tuple[Model, Tokenizer | None]:
-    """Load a model, by name or opened already, and its tokenizer. Too little memory is told before anything is read."""
+    """Load a model, by name or already opened, and its tokenizer. Memory is checked before anything is read."""
     device = choose_device(device)
     if device.startswith("cuda:"):
-        torch.cuda.set_device(device)  # kernels of our own and captured graphs run on the current one
+        torch.cuda.set_device(device)  # our own kernels and captured graphs run on the current device
     chosen = choose_dtype(dtype, device)
     checkpoint = open_model(model) if isinstance(model, str | Path) else model
     mode = choose_quantize(quantize, checkpoint, chosen, device)
@@ -123,13 +129,25 @@ def load_model(
         adapter = Adapter(checkpoint, chosen, device)
         log.warning("%s: it runs through transformers, slower than natively", checkpoint.why)
         return adapter, checkpoint.tokenizer()
-    with ThreadPoolExecutor(1) as beside:  # a vocabulary takes as long as a small model's weights
+    with ThreadPoolExecutor(1) as beside:  # a tokenizer takes as long to load as a small model's weights
         tokenizer = beside.submit(checkpoint.tokenizer)
-        return Decoder(checkpoint, chosen, device, mode, exact=exact), tokenizer.result()
+        decoder = Decoder(checkpoint, chosen, device, mode, exact=exact, weights_file=_weights_file(checkpoint, mode))
+        return decoder, tokenizer.result()
+
+
+def _weights_file(checkpoint: Checkpoint, mode: str) -> WeightsFile | None:
+    """The cache file of the quantised weights of a large model, whose conversion would dominate the start."""
+    if mode == "none" or checkpoint.config.parameters < _WORTH_KEEPING or not int8_kernels_work():
+        return None
+    if isinstance(checkpoint, GGUFCheckpoint):
+        return WeightsFile([checkpoint.path], mode)
+    if isinstance(checkpoint, HFCheckpoint):
+        return WeightsFile([checkpoint.path / "config.json", *sorted(checkpoint.path.glob("*.safetensors"))], mode)
+    return None
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantize: str = "none") -> int:
-    """Memory of the weights. In float32 our decoder packs a tied head beside the embedding table."""
+    """Memory of the weights. In float32 our decoder keeps a packed copy of a tied head beside the embedding table."""
     if quantize != "none":
         return quantized_bytes(config, quantize)
     count = config.parameters

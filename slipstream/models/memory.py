@@ -1,12 +1,12 @@
-"""What memory the machine has, so that a refusal comes before the loading."""
+"""The memory of the machine, so that a model is refused before it is loaded."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-KV_SHARE = 0.8  # of what the weights leave free; activations need room too
-SPARE_PAGES = 2  # of the cache, so that a lone sequence at the end of its context still fits with its tree
+KV_SHARE = 0.8  # of what the weights leave free; activations need memory too
+SPARE_PAGES = 2  # of the cache, so that a single sequence at the end of its context still fits with its tree
 
 MEMINFO = Path("/proc/meminfo")
 # (limit, usage) of this process's control group: version 2, then version 1.
@@ -17,7 +17,7 @@ CGROUPS = (
 
 
 def available_bytes(device: str) -> int:
-    """Bytes that can be had now on `device`: "cpu", "cuda" or "cuda:N"."""
+    """Bytes available now on `device`: "cpu", "cuda" or "cuda:N"."""
     if device.startswith("cuda"):
         import torch
 
@@ -27,8 +27,22 @@ def available_bytes(device: str) -> int:
     return min(limits) if limits else _physical()
 
 
+def kv_bytes(device: str, share: float | None) -> int:
+    """Bytes that K/V may take, after the weights are loaded.
+
+    `share`: the part of a GPU's memory that everything together may take; None: of what is free.
+    """
+    free = available_bytes(device)
+    if share is None or not device.startswith("cuda"):
+        return int(free * KV_SHARE)
+    import torch
+
+    _, total = torch.cuda.mem_get_info(torch.device(device))
+    return max(0, min(int(free * KV_SHARE), free - int((1.0 - share) * total)))
+
+
 def _meminfo() -> int | None:
-    """Linux's own estimate of what can be had without swapping."""
+    """Linux's estimate of memory available without swapping."""
     try:
         lines = MEMINFO.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -53,5 +67,5 @@ def _cgroup() -> int | None:
 
 
 def _physical() -> int:
-    """All the memory there is, where the system does not say how much of it is free."""
+    """All memory, if the system does not say how much of it is free."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""What the engine needs of a model: `Decoder` runs the families that we compute ourselves, `Adapter` all others."""
+"""The interface of a model: `Decoder` runs the families that we implement, `Adapter` all others."""
 
 from __future__ import annotations
 
@@ -17,43 +17,48 @@ from slipstream.models.memory import available_bytes
 
 @dataclass(frozen=True)
 class PassOutput:
-    """What a pass gives back, segment after segment in the order they came in."""
+    """The result of a pass, segment after segment in input order."""
 
-    logits: torch.Tensor  # [rows that asked, vocab]
+    logits: torch.Tensor  # [rows with logits, vocab]
     hidden: torch.Tensor  # [rows, width], after the last layer that ran, before the final norm; no rows if not layered
     taps: dict[int, torch.Tensor]  # layer -> [rows, width], the residual stream after that layer
 
 
-class Model(Protocol):
-    """A causal language model whose K and V live in a PagedCache.
+def usual_rows(device: str) -> int:
+    """Rows that are cheap in a pass over unquantised weights."""
+    return 17 if device == "cpu" else 64
 
-    `layered`: single layers can be run, tapped and left out. Where they cannot, `layers`, `taps`, `norm` and `head` are
-    refused with an OptionError; a whole pass is all there is.
+
+class Model(Protocol):
+    """A causal language model whose K and V are in a PagedCache.
+
+    `layered`: single layers can be run, tapped and skipped. Otherwise `layers`, `taps`, `norm` and `head` raise an
+    OptionError; only a whole pass is possible.
     """
 
     config: ModelConfig
     name: str  # for messages: the path or id that the user gave
     dtype: torch.dtype
     device: str
-    fingerprint: str  # tells these weights from all others
+    fingerprint: str  # identifies these weights
     layered: bool = True
-    exact: bool = False  # on a GPU: computed by kernels in which a row does not depend on the others
+    exact: bool = False  # on a GPU: computed by batch-invariant kernels
 
     @property
     def cheap_rows(self) -> int:
-        """Rows up to which one more in a pass costs far less than a pass of its own."""
-        return 17 if self.device == "cpu" else 64
+        """Rows up to which one more row costs far less than a pass of its own."""
+        return usual_rows(self.device)
 
     @property
-    def dear_rows(self) -> bool:
-        """Whether one row more costs a tenth of a pass, even among few: multiplying counts, and not reading alone."""
+    def expensive_rows(self) -> bool:
+        """Whether one more row costs a tenth of a pass, even among few: the pass is not purely memory-bound."""
         return False
 
     def add_store(self, cache: PagedCache, name: str) -> None:
-        """Make room in the cache for this model's K and V under `name`."""
+        """Add a store for this model's K and V to the cache, under `name`."""
         config = self.config
         needed = cache.capacity * PAGE_SIZE * config.kv_bytes_per_token(self.dtype.itemsize)
-        if self.device == "cpu":  # stores that are there already become resident only as they fill
+        if self.device == "cpu":  # existing stores become resident only as they fill
             needed += sum(data.nbytes for data in cache.stores.values())
         if needed > (free := available_bytes(self.device)):
             raise NotEnoughMemory(

@@ -1,7 +1,7 @@
-"""Weights for native multi-token prediction (MTP), which some models bring along beside their own layers.
+"""Weights for native multi-token prediction (MTP), which some checkpoints have beside their own layers.
 
-They lie in whole layers behind the last one, told by the matrix that joins a hidden state with an embedding
-(DeepSeek-V3, GLM, GGUF), or under a name of their own (Qwen, MiMo). The decoder computes without them.
+They are whole layers after the last one, recognised by the matrix that joins a hidden state with an embedding
+(DeepSeek-V3, GLM, GGUF), or have a prefix of their own (Qwen, MiMo). The decoder ignores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ APART = ("mtp.", "model.mtp.", "model.mtp_layers.")
 def mtp_tensors(tensors: Iterable[str], prefix: str, joint: str, layers: int) -> tuple[str, ...]:
     """Which of a file's `tensors` are for MTP, sorted.
 
-    Layer i's names begin with `prefix` and i; a layer behind the first `layers` is one for MTP if it has `joint`.
+    Layer i's names begin with `prefix` and i; a layer after the first `layers` is an MTP layer if it has `joint`.
     """
     names = sorted(tensors)
     held = set(names)

@@ -1,7 +1,7 @@
-"""All layers of a pass as one program of our own kernels: nothing is asked of Python between the first and the last.
+"""All layers of a pass as one program of our own kernels, without Python between the first and the last.
 
-For dense layers of the usual kind on a CPU; `native_layers` says whether a model's are. Whatever they are not made for
-runs operation by operation, as everywhere else.
+For dense layers of the usual kind on a CPU; `native_layers` checks whether a model's are. Other layers run operation by
+operation.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import torch
 from slipstream.attention import Segment
 from slipstream.cache import LayerStore
 from slipstream.models.config import ModelConfig
-from slipstream.models.mlp import DenseMLP, even_silu
+from slipstream.models.layers.mlp import DenseMLP, even_silu
+from slipstream.models.layers.rope import RopeTable
 from slipstream.models.native_rows import NativeRows, attention_steps, native_shape, read_pages
-from slipstream.models.rope import RopeTable
 from slipstream.native import kernels
 from slipstream.native.call import Step, Words, program
+from slipstream.native.kernel_args import Pass
 from slipstream.native.linear import ADDED, GATED, WRITTEN, Lines, NativeLinear
 from slipstream.native.shape import Shape
-from slipstream.native.words import Pass
 
 if TYPE_CHECKING:
     from slipstream.models.decoder import Layer
 
-_LEAST_ROWS = 64  # that there is memory for; more is made in powers of two
+_LEAST_ROWS = 64  # of the smallest buffer; more are allocated in powers of two
 
 
 class DenseProducts(NamedTuple):
-    """The products of a dense layer, all of them by our own kernels."""
+    """The products of a dense layer, all by our own kernels."""
 
     qkv: NativeLinear
     out: NativeLinear
@@ -40,7 +40,7 @@ class DenseProducts(NamedTuple):
 
 
 def _products(layer: Layer) -> DenseProducts | None:
-    """Those of a layer that has nothing beside them."""
+    """The products of a layer without extras."""
     mlp = layer.mlp
     if layer.q_norm is not None or layer.limits is not None or not isinstance(mlp, DenseMLP):
         return None
@@ -50,7 +50,7 @@ def _products(layer: Layer) -> DenseProducts | None:
 
 
 def dense_products(*parts: object) -> DenseProducts | None:
-    """The four products, if all of them are by our own kernels and gates can be applied in one of them."""
+    """The four products, if all are by our own kernels and one of them can apply the gates."""
     native = [part for part in parts if isinstance(part, NativeLinear)]
     if len(native) < len(parts) or not native[2].can_pair:
         return None
@@ -58,22 +58,26 @@ def dense_products(*parts: object) -> DenseProducts | None:
 
 
 def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[RopeTable]) -> NativeLayers | None:
-    """The layers as programs, if all of them can be."""
+    """The layers as programs, if all of them are supported."""
     shape = native_shape(config)
     if shape is None or len(ropes) > 1:
         return None
     found = [products for layer in layers if (products := _products(layer)) is not None]
     sizes = {tuple((part.inputs, part.width) for part in products) for products in found}
-    if len(found) < len(layers) or len(sizes) > 1:  # all layers use the same memory
+    if len(found) < len(layers) or len(sizes) > 1:  # all layers use the same buffers
         return None
     return NativeLayers(shape, config, found, [layer.window for layer in layers])
 
 
 class _Memory:
-    """What a pass over at most `rows` rows writes on its way."""
+    """The buffers of a pass over at most `rows` rows, and the steps compiled for their addresses."""
 
     def __init__(self, parts: DenseProducts, rows: int) -> None:
         self.rows = rows
+        self.steps: list[list[Step]] = []  # of every layer
+        self.attending: list[tuple[Step, Step]] = []  # those that use pages
+        self.programs: dict[tuple[int, ...], Words] = {}
+        self.store = 0, 0  # first and last address of the store that all steps use
         self.x = torch.empty(rows, parts.out.width)
         self.normed = torch.empty(rows, parts.qkv.inputs)
         self.qkv = torch.empty(rows, parts.qkv.width)
@@ -83,7 +87,7 @@ class _Memory:
 
 
 class NativeLayers:
-    """The layers of one model, and the memory that every pass of theirs uses again."""
+    """The layers of one model, and the buffers that every pass reuses."""
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class NativeLayers:
         *,
         entered: bool = False,
     ) -> None:
-        """`entered`: what goes into the first product is given with the rows; there is one layer then."""
+        """`entered`: the input of the first product is given with the rows; there is one layer then."""
         self.shape = shape
         self._entered = entered
         self._layers = layers
@@ -104,12 +108,16 @@ class NativeLayers:
             layer.gate_up.pair()
         self._floor = torch.tensor([config.norm_eps * config.hidden_size])
         self._ones = torch.ones(config.hidden_size)
-        self._facts = np.zeros(Pass.WORDS, np.int64)  # of the pass that runs
-        self._store = 0  # the address of the one whose pages the steps use
-        self._prepare(_LEAST_ROWS)
+        self._facts = np.zeros(Pass.WORDS, np.int64)  # of the current pass
+        self._memory = self._prepared(_LEAST_ROWS)
+
+    @property
+    def steps(self) -> list[list[Step]]:
+        """Those of every layer."""
+        return self._memory.steps
 
     def rows(self, segments: Sequence[Segment], rope: RopeTable) -> NativeRows:
-        """The rows of a pass as these layers read them."""
+        """The rows of a pass in the format of these layers."""
         return NativeRows(segments, self.shape, rope)
 
     def run_(
@@ -123,7 +131,7 @@ class NativeLayers:
     ) -> dict[int, torch.Tensor]:
         """Run hidden states [rows, width] through layers, in place; returns copies of the tapped ones."""
         if len(x) > self._memory.rows:
-            self._prepare(1 << (len(x) - 1).bit_length())
+            self._memory = self._prepared(1 << (len(x) - 1).bit_length())
         self.read(rows, data)
         hidden = self._memory.x[: x.shape[0], : x.shape[1]]
         hidden.copy_(x)
@@ -144,46 +152,49 @@ class NativeLayers:
     def _run(self, layers: tuple[int, ...]) -> None:
         if not layers:
             return
-        if layers not in self._programs:
-            self._programs[layers] = program([step for index in layers for step in self.steps[index]])
-        self._kernels.run(self._programs[layers].ctypes.data)
+        memory = self._memory
+        if layers not in memory.programs:
+            memory.programs[layers] = program([step for index in layers for step in memory.steps[index]])
+        self._kernels.run(memory.programs[layers].ctypes.data)
 
     def read(self, rows: NativeRows, data: Sequence[LayerStore]) -> None:
-        """Have the steps work on rows, which must stay as long as they do, and on the pages of a store."""
+        """Point the steps to these rows, which must outlive them, and to the pages of a store."""
         self._facts[:] = rows.facts
-        store: int = data[0].both.data_ptr()
-        if self._store != store:
-            self._store = store
-            for layer, steps in zip(data, self._attending, strict=True):
+        store = data[0].keys.data_ptr(), data[-1].values.data_ptr()
+        if self._memory.store != store:
+            self._memory.store = 0, 0  # an interrupt may leave steps with the pages of either store
+            for layer, steps in zip(data, self._memory.attending, strict=True):
                 read_pages(*steps, layer)
+            self._memory.store = store
 
-    def _prepare(self, rows: int) -> None:
-        """Memory for passes over so many rows, and all steps with its addresses."""
-        self._memory = _Memory(self._layers[0], rows)
-        self._programs: dict[tuple[int, ...], Words] = {}
-        self._store = 0
-        self._attending: list[tuple[Step, Step]] = []
-        self.steps = [self._layer_steps(*each) for each in zip(self._layers, self._windows, strict=True)]
+    def _prepared(self, rows: int) -> _Memory:
+        """Buffers for `rows` rows, and all steps with their addresses, built completely or not at all."""
+        memory = _Memory(self._layers[0], rows)
+        for layer, window in zip(self._layers, self._windows, strict=True):
+            memory.steps.append(self._layer_steps(memory, layer, window))
+        return memory
 
-    def _layer_steps(self, layer: DenseProducts, window: int | None) -> list[Step]:
-        memory, count = self._memory, self._facts.ctypes.data
+    def _layer_steps(self, memory: _Memory, layer: DenseProducts, window: int | None) -> list[Step]:
+        count = self._facts.ctypes.data
         x, qkv, mixed = Lines.of(memory.x), Lines.of(memory.qkv), Lines.of(memory.mixed)
         gated = Lines.of(memory.gated)
-        turning, attending = attention_steps(self.shape, count, qkv, mixed, window)
-        self._attending.append((turning, attending))
+        rotating, attending = attention_steps(self.shape, count, qkv, mixed, window)
+        memory.attending.append((rotating, attending))
         given = Lines.of(memory.normed)
         entering = layer.qkv.steps(count, given, qkv, memory.space)
         return [
-            *(entering if self._entered else self._behind_norm(layer.qkv, x, qkv)),
-            turning,
+            *(entering if self._entered else self._after_norm(memory, layer.qkv, x, qkv)),
+            rotating,
             attending,
             *layer.out.steps(count, mixed, x, memory.space, ending=ADDED),
-            *self._behind_norm(layer.gate_up, x, gated, GATED),
+            *self._after_norm(memory, layer.gate_up, x, gated, GATED),
             *layer.down.steps(count, gated, x, memory.space, ending=ADDED),
         ]
 
-    def _behind_norm(self, part: NativeLinear, x: Lines, out: Lines, ending: str = WRITTEN) -> list[Step]:
-        memory, count, floor = self._memory, self._facts.ctypes.data, self._floor.data_ptr()
+    def _after_norm(
+        self, memory: _Memory, part: NativeLinear, x: Lines, out: Lines, ending: str = WRITTEN
+    ) -> list[Step]:
+        count, floor = self._facts.ctypes.data, self._floor.data_ptr()
         if part.norms:
             return part.steps(count, x, out, memory.space, ending=ending, floor=floor)
         normed = Lines.of(memory.normed)

@@ -1,4 +1,4 @@
-"""The rows of a pass, laid out for our own kernels."""
+"""The rows of a pass in the layout of our own kernels."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from slipstream.attention import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import native_works
-from slipstream.models.rope import RopeTable
+from slipstream.models.layers.linear import native_works
+from slipstream.models.layers.rope import RopeTable
 from slipstream.native import kernels
 from slipstream.native.call import Step, Words, program
+from slipstream.native.kernel_args import Attention, Pass, Tile
 from slipstream.native.linear import Lines
 from slipstream.native.machine import threads
 from slipstream.native.shape import Shape
-from slipstream.native.words import Attention, Pass, Tile
 
-_BLOCK = 16  # scores are made for whole blocks of positions
-_EVERYTHING = 1 << 40  # how far back a row looks that has no window
+_BLOCK = 16  # scores are computed for whole blocks of positions
+_EVERYTHING = 1 << 40  # how far back a row without a window sees
 
 
 def native_shape(config: ModelConfig) -> Shape | None:
-    """The shape of a model's layers for our own kernels; None where they are not made for it."""
+    """The shape of a model's layers for our own kernels; None if they do not support it."""
     if config.attention_softcap is not None or config.head_dim % 4 or config.hidden_size % 4 or not native_works():
         return None
     lanes = kernels.here().lanes
@@ -34,14 +34,14 @@ def native_shape(config: ModelConfig) -> Shape | None:
 
 
 class NativeRows:
-    """Where the rows of a pass stand, and what each of them sees."""
+    """Positions of the rows of a pass, and what each of them sees."""
 
     def __init__(self, segments: Sequence[Segment], shape: Shape, rope: RopeTable) -> None:
         self._shape = shape
-        self._in_use: list[Words] = []  # arrays that others have the addresses of
+        self._in_use: list[Words] = []  # arrays whose addresses are in use
         count = sum([segment.rows for segment in segments])
         tiles = sum([-(-segment.rows // shape.tile_rows) for segment in segments])
-        # One piece of memory for all: facts, then positions, lists and places of the rows, then tiles.
+        # One allocation for all: facts, then positions, lists and places of the rows, then tiles.
         words = np.empty(Pass.WORDS + 3 * count + Tile.WORDS * tiles, np.int64)
         self.facts, by_row = words[: Pass.WORDS], words[Pass.WORDS : Pass.WORDS + 3 * count].reshape(3, count)
         by_tile = words[Pass.WORDS + 3 * count :].reshape(tiles, Tile.WORDS)
@@ -51,7 +51,7 @@ class NativeRows:
             by_row[0, start:stop] = positions = segment.positions
             highest = max(highest, int(positions[-1]) if segment.causal else int(positions.max()))
             by_row[1, start:stop], shared = self._lists(segment)
-            self._lay_out(segment, by_row[2, start:stop], by_tile[tile:last], start)
+            self._place(segment, by_row[2, start:stop], by_tile[tile:last], start)
             by_tile[tile:last, Tile.SHARED] = shared
             start, tile = stop, last
         self._turns = rope.pairs(by_row[0], highest)
@@ -82,8 +82,8 @@ class NativeRows:
         self._in_use.append(seen)
         return seen.ctypes.data + 8 * np.searchsorted(of_row, np.arange(segment.rows)), committed
 
-    def _lay_out(self, segment: Segment, places: Words, tiles: Words, start: int) -> None:
-        """Where K and V of the rows go, and which rows make a tile."""
+    def _place(self, segment: Segment, places: Words, tiles: Words, start: int) -> None:
+        """Where K and V of the rows go, and which rows form a tile."""
         shape, rows = self._shape, segment.rows
         pages = np.array(segment.table.pages, np.int64)
         self._in_use.append(pages)
@@ -102,46 +102,46 @@ class NativeRows:
         tiles[:, Tile.COMMITTED] = segment.committed
 
     def mix(self, qkv: torch.Tensor, store: LayerStore, window: int | None = None) -> torch.Tensor:
-        """Attention alone: [rows, width of qkv] -> [rows, heads * size]. K and V go where the rows lie."""
-        return self._mixed(qkv, store, window, turned=False)
+        """Attention alone: [rows, width of qkv] -> [rows, heads * size]. Writes K and V to the rows' slots."""
+        return self._mixed(qkv, store, window, rotated=False)
 
     def attend(self, qkv: torch.Tensor, store: LayerStore, window: int | None) -> torch.Tensor:
-        """The same where q is turned, and K and V are kept, already."""
-        return self._mixed(qkv, store, window, turned=True)
+        """The same if q is already rotated, and K and V are already stored."""
+        return self._mixed(qkv, store, window, rotated=True)
 
-    def _mixed(self, qkv: torch.Tensor, store: LayerStore, window: int | None, *, turned: bool) -> torch.Tensor:
+    def _mixed(self, qkv: torch.Tensor, store: LayerStore, window: int | None, *, rotated: bool) -> torch.Tensor:
         mixed = qkv.new_empty(len(qkv), self._shape.heads * self._shape.size)
         steps = attention_steps(self._shape, self.address, Lines.of(qkv), Lines.of(mixed), window)
         read_pages(*steps, store)
-        words = program(steps[1:] if turned else steps)
+        words = program(steps[1:] if rotated else steps)
         kernels.layers(self._shape).run(words.ctypes.data)
         return mixed
 
 
 def attention_steps(shape: Shape, facts: int, qkv: Lines, mixed: Lines, window: int | None) -> tuple[Step, Step]:
-    """Rotating and keeping, and attention; whose pages they read is to be said by `read_pages`."""
+    """The steps of rotating and storing, and of attention; `read_pages` sets the pages that they use."""
     functions = kernels.layers(shape)
-    turning = np.array([facts, qkv.address, qkv.stride, 0, 0], np.int64)
+    rotating = np.array([facts, qkv.address, qkv.stride, 0, 0], np.int64)
     back = _EVERYTHING if window is None else window
     attending = np.array([facts, qkv.address, qkv.stride, 0, 0, mixed.address, mixed.stride, back], np.int64)
-    return (functions["turn"], turning), (functions["attend"], attending)
+    return (functions["rotate"], rotating), (functions["attend"], attending)
 
 
-def read_pages(turning: Step, attending: Step, store: LayerStore) -> None:
-    """Have both steps use the pages of a layer."""
+def read_pages(rotating: Step, attending: Step, store: LayerStore) -> None:
+    """Point both steps to the pages of a layer."""
     keys, values = store.keys.data_ptr(), store.values.data_ptr()
-    turning[1][Attention.KEYS], turning[1][Attention.VALUES] = keys, values
+    rotating[1][Attention.KEYS], rotating[1][Attention.VALUES] = keys, values
     attending[1][Attention.KEYS], attending[1][Attention.VALUES] = keys, values
 
 
 @functools.lru_cache(maxsize=8)
 def _chain(length: int) -> Words:
-    """0, 1, 2, ...: the slots of rows that have nothing open beside them."""
+    """0, 1, 2, ...: the slots of rows without a tree."""
     return np.arange(length, dtype=np.int64)
 
 
 def _vector(width: int, lanes: int) -> int:
-    """The widest vector of which a width has whole ones."""
+    """The widest vector that divides a width."""
     while width % lanes:
         lanes //= 2
     return lanes

@@ -14,33 +14,33 @@ from slipstream.cache import PAGE_SIZE, LayerStore
 
 
 class PlacedRows(Protocol):
-    """The rows of a pass as the layers see them: which position each has, and where its K/V go."""
+    """The rows of a pass as the layers see them: their positions, and where their K/V go."""
 
     positions: torch.Tensor  # int64 [rows]
     highest: int  # no position is above it
-    places: tuple[torch.Tensor, torch.Tensor] | None  # where K/V go: pages, and rows in them, if both are on a GPU
+    places: tuple[torch.Tensor, torch.Tensor] | None  # where K/V go: pages and offsets in them, if both are on a GPU
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
+        """Write k and v [2, kv heads, rows, size] to one layer."""
         ...
 
 
 class Rows:
-    """The rows of a pass, flattened: tokens, positions, where K/V go, which logits are wanted."""
+    """The rows of a pass, flattened: tokens, positions, where K/V go, which logits are needed."""
 
     def __init__(self, segments: Sequence[Segment], device: str) -> None:
         positions = _joined([s.positions for s in segments])
         self.highest = int(positions.max())
         self.tokens = tokens_of(segments, device)
         self.positions = torch.from_numpy(positions).to(device)
-        # Rows of one sequence that lie in one page, as in every step of a lone answer, are written by a plain copy.
+        # Rows of one sequence in one page, as in every step of a single sequence, are written by a plain copy.
         first = segments[0]
         page, self._first = divmod(first.first_slot, PAGE_SIZE)
         on_cpu = device == "cpu"
-        lone = on_cpu and len(segments) == 1 and self._first + first.rows <= PAGE_SIZE
-        self._one_page = first.table.pages[page] if lone else None
+        single = on_cpu and len(segments) == 1 and self._first + first.rows <= PAGE_SIZE
+        self._one_page = first.table.pages[page] if single else None
         self.places: tuple[torch.Tensor, torch.Tensor] | None = None
-        if not lone:
+        if not single:
             slots = _joined([s.slots for s in segments])
             pages = _joined([np.asarray(s.table.pages)[s.slots // PAGE_SIZE] for s in segments])
             self._pages = torch.from_numpy(pages).to(device)
@@ -49,7 +49,7 @@ class Rows:
         self.wanted = wanted_rows(segments, device)
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """Put k and v [2, kv heads, rows, size] into one layer."""
+        """Write k and v [2, kv heads, rows, size] to one layer."""
         if self._one_page is not None:
             layer.rows(self._one_page, self._first, kv.shape[2]).copy_(kv)
         else:
@@ -62,7 +62,7 @@ def tokens_of(segments: Sequence[Segment], device: str) -> torch.Tensor:
 
 
 def wanted_rows(segments: Sequence[Segment], device: str) -> torch.Tensor | None:
-    """Numbers of the rows whose logits are wanted; None: of all."""
+    """Indices of the rows whose logits are needed; None: all."""
     if not any(s.logits_from for s in segments):
         return None
     wanted = _joined([np.arange(s.rows) >= s.logits_from for s in segments])

@@ -1,4 +1,4 @@
-"""Does a row's result depend on its company on this machine? Asked once at load, answered in milliseconds."""
+"""Are the kernels batch-invariant on this machine? Checked once at load, in milliseconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _STORE = "check"
 def is_exact(model: Model) -> bool:
     """Compare a tree's logits, bit for bit, with one of its paths decoded plainly: a layer of each kind, and the head.
 
-    The tree hangs behind a prompt that ends just before a block boundary, so that it crosses it (if the context reaches
-    that far). A model that is not layered runs as a whole, and the first row that differs ends the check.
+    The tree follows a prompt that ends just before a block boundary, so that it crosses it (if the context is that
+    long). A model that is not layered runs as a whole, and the first row that differs ends the check.
     """
     if not (model.exact or (model.dtype == torch.float32 and model.device == "cpu")):
         return False
@@ -28,8 +28,9 @@ def is_exact(model: Model) -> bool:
     cache.add_store(_STORE, config.layers, 2, config.kv_heads, config.head_dim, model.dtype)
     layers = _one_of_each_kind(config) if model.layered else None
     tree = TokenTree(3 % config.vocab_size)
-    for node in range(23):
-        tree.add(node // 2 if node % 3 else node, (11 * node + 5) % config.vocab_size)
+    for number in range(23):
+        last = len(tree) - 1  # with few tokens some children may exist already
+        tree.add(last // 2 if number % 3 else last, (11 * number + 5) % config.vocab_size)
     leaf = len(tree) - 1
     before = min(PAGE_SIZE - 4, max(1, config.context - 1 - tree.depth))
     prompt = [(7 * i + 3) % config.vocab_size for i in range(before)]
@@ -43,7 +44,7 @@ def is_exact(model: Model) -> bool:
     table = cache.open([])
     cache.reserve(table, 2 * PAGE_SIZE)
     logits(prompt, None)
-    together = logits(tree.tokens[:1], tree)
+    together = logits([tree.tokens[0]], tree)
     cache.truncate(table, _STORE, before)
     path = [0, *tree.path(leaf)]
     alone = (logits([tree.tokens[node]], TokenTree(tree.tokens[node]))[0] for node in path)
@@ -51,6 +52,6 @@ def is_exact(model: Model) -> bool:
 
 
 def _one_of_each_kind(config: ModelConfig) -> list[int]:
-    """The first layer, and the first whose MLP is not of its kind, if there is one: its products are others."""
+    """The first layer, and the first with another kind of MLP, if there is one."""
     others = (layer for layer in range(config.layers) if config.mixture(layer) != config.mixture(0))
     return [0, *itertools.islice(others, 1)]

@@ -1,4 +1,4 @@
-"""Which weights a config calls for, and their shapes; the same for every file format."""
+"""The weights of a config and their shapes; the same for every file format."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from slipstream.models.config import ModelConfig
 
 
 def weight_names(config: ModelConfig) -> tuple[str, ...]:
-    """Every canonical name that `config` calls for, in the order of the forward pass."""
+    """Every canonical weight name of `config`, in the order of the forward pass."""
     return tuple(weight_shapes(config))
 
 
 def expected_shape(config: ModelConfig, canonical_name: str) -> tuple[int, ...]:
-    """The shape of one weight; KeyError for a name that `config` does not call for."""
+    """The shape of one weight; KeyError for a name that `config` does not have."""
     return weight_shapes(config)[canonical_name]
 
 
@@ -34,8 +34,13 @@ def weight_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
     return MappingProxyType(shapes)
 
 
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether quantisation applies to a weight: norms, biases and routers stay in float32."""
+    return len(shape) > 1 and not name.endswith(".router")
+
+
 def _layer_shapes(config: ModelConfig, mixture: bool) -> dict[str, tuple[int, ...]]:
-    """The weights of one layer; all that have experts are alike, and all that have not."""
+    """The weights of one layer, with or without experts."""
     width, middle = config.hidden_size, config.intermediate_size
     if mixture:
         middle = config.expert_size or middle

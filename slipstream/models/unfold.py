@@ -1,4 +1,4 @@
-"""Matrices of a layer, taken out of a decoder that keeps them folded and packed."""
+"""The matrices of a layer, extracted from a decoder that keeps them folded and packed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
-from slipstream.models.mlp import DenseMLP
+from slipstream.models.layers.mlp import DenseMLP
 from slipstream.models.model import Model
 
 
@@ -17,8 +17,8 @@ from slipstream.models.model import Model
 class PlainLayer:
     """A layer of RMS norms, rotary attention and a gated MLP (silu), in float32 on the CPU.
 
-    The weights of the norms are folded into the matrices behind them. In q and k, dimensions that turn together lie
-    side by side; scores are q k / sqrt(head size).
+    The weights of the norms are folded into the matrices after them. In q and k, rotated pairs of dimensions are
+    adjacent; scores are q k / sqrt(head size).
     """
 
     qkv: torch.Tensor  # [(heads + 2 * kv heads) * size, width]
@@ -28,7 +28,7 @@ class PlainLayer:
 
 
 def plain_layer(model: Model, index: int) -> PlainLayer | None:
-    """The matrices of a layer, or None where it computes anything else than a `PlainLayer` does."""
+    """The matrices of a layer, or None if it computes anything else than a `PlainLayer`."""
     config = model.config
     if not isinstance(model, Decoder) or not _is_plain(config, index):
         return None
@@ -36,14 +36,14 @@ def plain_layer(model: Model, index: int) -> PlainLayer | None:
     assert isinstance(layer.mlp, DenseMLP)
 
     def matrix(product: Callable[[torch.Tensor], torch.Tensor], width: int) -> torch.Tensor:
-        """A matrix that may be kept in packed form only: a product with 1 gives it back."""
+        """A matrix of which only the packed form may be kept: a product with 1 gives it back."""
         return product(torch.eye(width, dtype=model.dtype, device=model.device)).T.float().cpu()
 
     width, queries, middle = config.hidden_size, config.heads * config.head_dim, config.intermediate_size
-    root = width**0.5  # the decoder's norm leaves it out, and the matrix behind it makes up for that
+    root = width**0.5  # the decoder's norm leaves it out, and the matrix after it includes it
     qkv = matrix(layer.qkv, width) / root
     qkv[:queries] *= config.head_dim**0.5
-    gate, up = (matrix(layer.mlp.gate_up, width) / root).chunk(2)  # both are filled up with units that are always 0
+    gate, up = (matrix(layer.mlp.gate_up, width) / root).chunk(2)  # both are padded with zero units
     down = matrix(layer.mlp.down, len(up))
     return PlainLayer(qkv, matrix(layer.out, queries), torch.cat([gate[:middle], up[:middle]]), down[:, :middle])
 

@@ -1,4 +1,4 @@
-"""TargetView: all that a drafter sees of the target."""
+"""TargetView: everything that a drafter sees of the target."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TargetView:
         self._model = model
         self.cache = cache
         self.tokenizer = tokenizer
-        self.longest = longest  # tokens that a sequence of this engine can have
+        self.longest = longest  # tokens that a sequence of this engine may have
         self.reads_draws = reads_draws  # the verifier compares p and q: sampled nodes accept more than chosen ones
-        self.exact = exact  # a row's result does not depend on the pass it rides in
-        self.layered = model.layered  # single layers can be run, tapped and left out
+        self.exact = exact  # the kernels are batch-invariant
+        self.layered = model.layered  # single layers can be run, tapped and skipped
         self.device = model.device
         self.dtype = model.dtype
 
@@ -37,19 +37,24 @@ class TargetView:
         return self._model.config
 
     @property
+    def name(self) -> str:
+        """The target's name."""
+        return self._model.name
+
+    @property
     def fingerprint(self) -> str:
-        """Tells whether what was made for a target (a trained drafter, a finding) was made for this one."""
+        """Identifies the target that a trained drafter or a finding was made for."""
         return self._model.fingerprint
 
     @property
     def cheap_rows(self) -> int:
-        """Rows up to which one more in a pass of the target costs far less than a pass of its own."""
+        """Rows up to which one more row in a target pass costs far less than a pass of its own."""
         return self._model.cheap_rows
 
     @property
-    def dear_rows(self) -> bool:
-        """Whether one row more in a pass of the target costs a tenth of it."""
-        return self._model.dear_rows
+    def expensive_rows(self) -> bool:
+        """Whether one more row in a target pass costs a tenth of it."""
+        return self._model.expensive_rows
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embedding rows of token ids."""
@@ -73,13 +78,13 @@ class TargetView:
         return self._model.norm_weight
 
     def layer(self, index: int) -> PlainLayer | None:
-        """The matrices of one layer, for a draft that begins as a copy; None where a layer has more than those."""
+        """The matrices of one layer, for a draft initialised as its copy; None if a layer has more than those."""
         return plain_layer(self._model, index)
 
     def run(self, segments: Sequence[Segment], layers: Sequence[int]) -> PassOutput:
         """A draft pass over some of the target's layers.
 
-        It may read committed K/V of those layers and writes only the open slots behind them, which verification
-        rewrites in every layer.
+        It may read committed K/V of those layers and writes only the open slots after them, which verification rewrites
+        in every layer.
         """
         return self._model.forward(self.cache, TARGET, segments, layers=layers)

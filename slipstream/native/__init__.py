@@ -1,1 +1,1 @@
-"""Kernels for a CPU, written as LLVM code and compiled for the very processor when they are first needed."""
+"""CPU kernels, written as LLVM IR and compiled for the present CPU on first use."""

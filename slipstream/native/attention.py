@@ -1,9 +1,9 @@
-"""Tree attention over pages: every row sums over what it sees in the order of positions, wherever that lies.
+"""Tree attention over pages: every row sums over its visible positions in order, wherever they are stored.
 
-The rows of a pass come in tiles, each a few rows of one sequence. What all rows of a tile see first (`shared`) they
-read together; then each reads on alone, through a list of slots. One query and one key meet in the same arithmetic
-either way, and sums run over positions in their order: lane by lane for the weights, one after the other for the
-values. So a node of a tree, a token of a prompt and a lone token have the same bits at the same position.
+The rows of a pass come in tiles, each a few rows of one sequence. Positions that all rows of a tile see (`shared`) they
+read together; then each reads on alone, through a list of slots. A query and a key are multiplied in the same way
+either way, and sums run over positions in order: lane by lane for the weights, one after the other for the values. So a
+node of a tree, a token of a prompt and a single token have the same bits at the same position.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
+from slipstream.native.ir import F32, I64, POINTER, Code, Value, floats
+from slipstream.native.kernel_args import Attention, Pass, Tile
 from slipstream.native.shape import Shape
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Attention, Pass, Tile
 
-_SUMS = 24  # vectors of sums that are kept in registers
-_BLOCK = 16  # positions that the weights are made for at once
+_SUMS = 24  # accumulators that are kept in registers
+_BLOCK = 16  # positions whose weights are computed at once
 
 
 def add_attention(module: ir.Module, name: str, shape: Shape) -> None:
@@ -38,7 +38,7 @@ def add_attention(module: ir.Module, name: str, shape: Shape) -> None:
 
 
 class _Reader:
-    """Where keys and values of one tile and head lie."""
+    """Addresses of the keys and values of one tile and head."""
 
     def __init__(self, code: Code, arguments: Value, tile: Value, head: Value, shape: Shape) -> None:
         self._code, self._shape = code, shape
@@ -55,7 +55,7 @@ class _Reader:
         return code.plus(code.times(page, shape.kv_heads * shape.page * shape.size), code.times(within, shape.size))
 
     def vectors(self, rows: Value, line: Value) -> list[Value]:
-        """A key or a value."""
+        """A key or a value as vectors."""
         lanes = self._shape.lanes
         return [
             self._code.load(rows, self._code.plus(line, part * lanes), floats(lanes))
@@ -82,7 +82,7 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
     for low in lowest[1:]:
         begin = code.least(begin, low)
     begin = code.times(code.over(begin, _BLOCK), _BLOCK)
-    shared = code.most(shared, begin)  # a window may begin behind what is shared
+    shared = code.most(shared, begin)  # a window may begin after the shared positions
     lines = code.at(code.address(facts, Pass.SCORES), code.times(thread, span, shape.tile_rows * group), F32)
     scores = [code.at(lines, code.times(span, query), F32) for query in range(rows * group)]
     queries = [
@@ -99,7 +99,7 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
     ]
 
     def slot(row: int, position: Value) -> Value:
-        """The slot of a position behind the committed ones."""
+        """The slot of a position after the committed ones."""
         return code.load(lists[row], code.minus(position, committed), I64)
 
     def score(position: Value, line: Value, which: range) -> None:
@@ -112,7 +112,7 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
             code.store(code.total(sum_), scores[query], position)
 
     def score_block(position: Value) -> None:
-        """Scores of as many keys as a vector has lanes; they lie in one page, one behind the other."""
+        """Scores of as many keys as a vector has lanes; they are contiguous in one page."""
         line = reader.line(position)
         keys = [code.at(reader.keys, code.plus(line, lane * size), F32) for lane in range(lanes)]
         for query, place in zip(queries, scores, strict=True):
@@ -123,7 +123,7 @@ def _tile(module: ir.Module, name: str, shape: Shape, rows: int) -> ir.Function:
                 sums = [code.fma(parts[part], key, sum_) for key, sum_ in zip(loaded, sums, strict=True)]
             code.store(code.all_totals(sums), place, position)
 
-    # The last block may go beyond what is shared: whatever it finds there is written over below.
+    # The last block may extend beyond the shared positions: its surplus is overwritten below.
     with code.loop(begin, shared, lanes) as position:
         score_block(position)
     ends = []

@@ -1,4 +1,4 @@
-"""Programs: steps that kernels take one after the other, laid out as the team of threads reads them."""
+"""Programs: sequences of kernel calls, in the layout that the thread team reads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.int64]
-Step = tuple[int, Words]  # a function, and what it is called with
+Step = tuple[int, Words]  # a function, and its arguments
 
 
 def program(steps: Sequence[Step]) -> Words:
-    """A program of steps whose arguments lie where they are, and must outlive it."""
+    """A program of steps; their arguments must outlive it."""
     return np.array([len(steps), *(word for code, words in steps for word in (code, words.ctypes.data))], np.int64)
 
 
 class Call:
-    """A small program that is made anew for every call, arguments and all, from a pattern: one piece of memory.
+    """A small program that is copied for every call, arguments included, from a template: one allocation.
 
     Steps may share their arguments. The first argument is always the address of the number of rows.
     """
@@ -36,7 +36,7 @@ class Call:
         self.arguments = list(places.values())  # where those of each step begin
 
     def of(self, rows: int) -> Words:
-        """The program for so many rows, with whatever else a call has of its own still to be filled in."""
+        """The program for `rows` rows; the other arguments of the call are still to be set."""
         words = self._pattern.copy()
         address = words.ctypes.data
         words[self._pointers] = self._offsets + address

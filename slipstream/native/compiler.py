@@ -1,10 +1,12 @@
-"""Compiled kernels: LLVM code in, functions out. What was compiled once lies in the user's cache."""
+"""Compiles kernels: LLVM IR in, functions out. Compiled code is kept in the user's cache."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
+import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,8 @@ from slipstream.native.machine import TEAM, threads
 
 if TYPE_CHECKING:
     from llvmlite import ir
+
+log = logging.getLogger("slipstream")
 
 Build = Callable[["ir.Module"], None]
 
@@ -34,7 +38,7 @@ class Library:
         self._start = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(self["start"])
 
     def __getitem__(self, name: str) -> int:
-        """Where a function begins."""
+        """The address of a function."""
         return int(self._engine.get_function_address(name))
 
     def run(self, program: int) -> None:
@@ -43,18 +47,25 @@ class Library:
 
 
 def library(name: str, build: Build) -> Library:
-    """The functions that `build` writes, and `start`; `name` tells them from others of the same sources."""
+    """The functions that `build` emits, and `start`; `name` distinguishes them from others of the same sources."""
     file = cache_directory() / "kernels" / _key(name)
     code = _kept(file)
     if code is None:
+        _announce()
         code = _compiled(build)
-        with contextlib.suppress(OSError):  # where nothing can be kept, it is compiled every time
+        with contextlib.suppress(OSError):  # without a writable cache it is compiled every time
             _keep(file, code)
     return Library(code)
 
 
+@functools.cache
+def _announce() -> None:
+    """Once per process: several libraries are compiled one after the other."""
+    log.info("compiling CPU kernels (once for this processor and version, some seconds)")
+
+
 def _kept(file: Path) -> bytes | None:
-    """What was compiled before, if it is all there: code that is not whole would crash."""
+    """Code compiled before, if complete: incomplete code would crash."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -65,22 +76,23 @@ def _kept(file: Path) -> bytes | None:
 
 def _keep(file: Path, code: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-        part.write(hashlib.sha256(code).digest() + code)
-    Path(part.name).replace(file)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:  # removed in any case
+        part = Path(folder) / "part"
+        part.write_bytes(hashlib.sha256(code).digest() + code)
+        part.replace(file)
 
 
 def _key(name: str) -> str:
-    """Whatever decides what comes out: the sources, the compiler and the processor."""
+    """Everything that the compiled code depends on: the sources, the compiler and the CPU."""
     from llvmlite import binding
 
-    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
     facts = name, binding.llvm_version_info, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     return hashlib.sha256(sources + repr(facts).encode()).hexdigest()[:32]
 
 
 def _target() -> Any:
-    """A description of this processor; an engine that is given one owns it."""
+    """A description of this CPU; an engine that is given one owns it."""
     from llvmlite import binding
 
     binding.initialize_native_target()

@@ -1,7 +1,7 @@
-"""A few words in which the kernels are written: loops, vectors and memory, as LLVM code.
+"""A small layer over LLVM IR in which the kernels are written: loops, vectors and memory.
 
-Everything is explicit. A sum runs in the order in which it is written, on every processor and for any number of rows:
-nothing here permits the compiler to reorder floating-point arithmetic, so what a kernel does to one row it does to all.
+Everything is explicit. A sum runs in the order in which it is written, on every CPU and for any number of rows: nothing
+here permits the compiler to reorder floating-point arithmetic, so every row is computed alike.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from llvmlite import ir
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32 = ir.FloatType()
 POINTER = ir.PointerType()
-Value = Any  # llvmlite has no types of its own to check
+Value = Any  # llvmlite is untyped
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-_LEAST, _GREATEST = -87.0, 88.0  # exp below is 0, above as at it
+_LEAST, _GREATEST = -87.0, 88.0  # exp is 0 below, and constant above
 
 
 class Code:
-    """One function under construction: `builder` at its end, and what kernels need of it."""
+    """One function under construction: `builder` is at its end."""
 
     def __init__(self, module: ir.Module, name: str, takes: Sequence[ir.Type], *, inner: bool = False) -> None:
-        """`inner`: nobody outside the module calls it, and it stays a function, compiled once."""
+        """`inner`: not called from outside the module, and not inlined."""
         self.module = module
         self.function = ir.Function(module, ir.FunctionType(ir.VoidType(), takes), name)
         if inner:
@@ -38,7 +38,7 @@ class Code:
 
     @property
     def arguments(self) -> tuple[Value, ...]:
-        """What the function is called with."""
+        """The arguments of the function."""
         return tuple(self.function.args)
 
     def done(self) -> ir.Function:
@@ -58,9 +58,9 @@ class Code:
     def carrying(
         self, start: Value, stop: Value, values: Sequence[Value], step: int = 1
     ) -> Iterator[tuple[Value, list[Value], list[Value]]]:
-        """A loop that hands values on: (index, values at the beginning of a round, list to put the next ones into).
+        """A loop with loop-carried values: (index, values at the beginning of a round, list for the next ones).
 
-        When the loop is over, that list holds what the last round left.
+        After the loop, that list has the values of the last round.
         """
         builder = self.builder
         before = builder.block
@@ -85,7 +85,7 @@ class Code:
 
     @contextmanager
     def taking(self, counter: Value, count: Value) -> Iterator[Value]:
-        """The body runs with each number below `count` that no other thread has taken: whoever is faster does more."""
+        """The body runs with each number below `count` that no other thread has taken: dynamic scheduling."""
         builder = self.builder
         head, body, end = (builder.append_basic_block() for _ in range(3))
         builder.branch(head)
@@ -116,32 +116,32 @@ class Code:
             builder.branch(end)
         builder.position_at_end(end)
 
-    # -- whole numbers ------------------------------------------------------------------------------------------------
+    # -- integers -----------------------------------------------------------------------------------------------------
 
     def whole(self, value: Value) -> Value:
         """A number as a 64-bit value."""
         return ir.Constant(I64, value) if isinstance(value, int) else value
 
     def times(self, *factors: Value) -> Value:
-        """A product of whole numbers."""
+        """A product of integers."""
         result = self.whole(factors[0])
         for factor in factors[1:]:
             result = self.builder.mul(result, self.whole(factor))
         return result
 
     def plus(self, *terms: Value) -> Value:
-        """A sum of whole numbers."""
+        """A sum of integers."""
         result = self.whole(terms[0])
         for term in terms[1:]:
             result = self.builder.add(result, self.whole(term))
         return result
 
     def minus(self, a: Value, b: Value) -> Value:
-        """A difference of whole numbers."""
+        """A difference of integers."""
         return self.builder.sub(self.whole(a), self.whole(b))
 
     def over(self, a: Value, b: Value) -> Value:
-        """A quotient of numbers that are not negative, cut."""
+        """A quotient of non-negative integers, rounded down."""
         return self.builder.udiv(self.whole(a), self.whole(b))
 
     def over_up(self, a: Value, b: Value) -> Value:
@@ -149,38 +149,38 @@ class Code:
         return self.over(self.plus(a, self.minus(b, 1)), b)
 
     def least(self, a: Value, b: Value) -> Value:
-        """The smaller of two whole numbers."""
+        """The smaller of two integers."""
         a, b = self.whole(a), self.whole(b)
         return self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
 
     def most(self, a: Value, b: Value) -> Value:
-        """The larger of two whole numbers."""
+        """The larger of two integers."""
         a, b = self.whole(a), self.whole(b)
         return self.builder.select(self.builder.icmp_signed(">", a, b), a, b)
 
     def share(self, count: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """The part [first, last) of `count` things that a thread takes."""
+        """The range [first, last) of `count` items of a thread."""
         first = self.over(self.times(count, thread), threads)
         return first, self.over(self.times(count, self.plus(thread, 1)), threads)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def at(self, base: Value, index: Value, kind: ir.Type) -> Value:
-        """The address of element `index` behind `base`."""
+        """The address of element `index` of `base`."""
         return self.builder.gep(base, [self.whole(index)], source_etype=kind)
 
     def load(self, base: Value, index: Value, kind: ir.Type, align: int | None = None) -> Value:
-        """Element `index` behind `base`. Of a vector the index counts its elements, not vectors."""
+        """Element `index` of `base`. For a vector the index counts its elements, not vectors."""
         element = kind.element if isinstance(kind, ir.VectorType) else kind
         return self.builder.load(self.at(base, index, element), align=align or _bytes(element), typ=kind)
 
     def store(self, value: Value, base: Value, index: Value) -> None:
-        """Put a value at element `index` behind `base`; of a vector the index counts its elements."""
+        """Store a value at element `index` of `base`; for a vector the index counts its elements."""
         element = value.type.element if isinstance(value.type, ir.VectorType) else value.type
         self.builder.store(value, self.at(base, index, element), align=_bytes(element))
 
     def memory(self, kind: ir.Type, count: int) -> Value:
-        """Room for so many elements, as long as the function runs; before anything else in it."""
+        """Stack memory for `count` elements; must come first in the function."""
         return self.builder.bitcast(self.builder.alloca(kind, count), POINTER)
 
     def address(self, arguments: Value, index: int) -> Value:
@@ -188,11 +188,11 @@ class Code:
         return self.builder.inttoptr(self.load(arguments, index, I64), POINTER)
 
     def number(self, arguments: Value, index: int) -> Value:
-        """Argument `index`, a whole number."""
+        """Argument `index`, an integer."""
         return self.load(arguments, index, I64)
 
     def prefetch(self, address: Value) -> None:
-        """Have a line brought into the second cache."""
+        """Prefetch a cache line into L2."""
         kinds = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         function = self._declared("llvm.prefetch.p0", kinds)
         self.builder.call(function, [address, *(ir.Constant(I32, n) for n in (0, 2, 1))])
@@ -212,7 +212,7 @@ class Code:
         return self.shuffle(first, [0] * lanes)
 
     def shuffle(self, vector: Value, order: Sequence[int], other: Value | None = None) -> Value:
-        """The lanes `order` of a vector (and of another one behind it)."""
+        """The lanes `order` of a vector (and of another one after it)."""
         mask = ir.Constant(ir.VectorType(I32, len(order)), list(order))
         return self.builder.shuffle_vector(
             vector, ir.Constant(vector.type, ir.Undefined) if other is None else other, mask
@@ -230,11 +230,11 @@ class Code:
         return self.builder.call(self._declared(f"llvm.{name}.{_name(x.type)}", ir.FunctionType(x.type, [x.type])), [x])
 
     def larger(self, a: Value, b: Value) -> Value:
-        """The larger one, lane by lane; b where a is no number. One instruction, where `maximum` takes several."""
+        """The larger one, lane by lane; b if a is NaN. One instruction, where `maximum` takes several."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
 
     def maximum(self, a: Value, b: Value) -> Value:
-        """The larger one, lane by lane; no number where either is none."""
+        """The larger one, lane by lane; NaN if either is."""
         kind = a.type
         name = f"llvm.maximum.{_name(kind)}"
         return self.builder.call(self._declared(name, ir.FunctionType(kind, [kind] * 2)), [a, b])
@@ -243,7 +243,7 @@ class Code:
         """The sums of as many vectors as each has lanes, in one vector: the bits of `total`, in a third of the time.
 
         In every round pairs of vectors become one, in which the halves of all pieces of both have been added: pieces
-        get half as long, and twice as many. What is first in a piece stays first, so each sum has the order of `total`.
+        get half as long, and twice as many. The order within a piece is kept, so each sum has the order of `total`.
         """
         lanes = len(vectors)
         order = _places_of_pieces(lanes)
@@ -259,13 +259,13 @@ class Code:
         return vectors[0]
 
     def dot(self, sums: Value, without_sign: Value, with_sign: Value) -> Value:
-        """Sums of 32 bits plus the products of four bytes each; such bytes come four to a lane."""
+        """32-bit sums plus the products of four bytes each; such bytes come four to a lane."""
         kind = sums.type
         function = self._declared("llvm.x86.avx512.vpdpbusd.512", ir.FunctionType(kind, [kind] * 3))
         return self.builder.call(function, [sums, without_sign, with_sign])
 
     def dot_by_pairs(self, sums: Value, without_sign: Value, with_sign: Value) -> Value:
-        """The same without an instruction for it, half a vector at a time. Two products have to fit in 16 bits."""
+        """The same without VNNI, half a vector at a time. Two products must fit in 16 bits."""
         half, builder = sums.type.count // 2, self.builder
         short, bytes_ = ir.VectorType(I16, 2 * half), ir.VectorType(I8, 4 * half)
         pairs = self._declared("llvm.x86.avx2.pmadd.ub.sw", ir.FunctionType(short, [bytes_, bytes_]))
@@ -277,13 +277,13 @@ class Code:
         return builder.add(sums, self.shuffle(halves[0], range(2 * half), halves[1]))
 
     def matrix(self, name: str, *operands: Value) -> None:
-        """An instruction of the matrix unit, by the compiler's name for it; registers of that go by numbers."""
+        """An instruction of the matrix unit, by the compiler's name; its registers are given by index."""
         values = [ir.Constant(I8, operand) if isinstance(operand, int) else operand for operand in operands]
         kinds = ir.FunctionType(ir.VoidType(), [value.type for value in values])
         self.builder.call(self._declared(f"llvm.x86.{name}", kinds), values)
 
     def folded(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """All lanes joined, halves first."""
+        """Reduce all lanes, halves first."""
         while vector.type.count > 1:
             half = vector.type.count // 2
             low, high = self.shuffle(vector, range(half)), self.shuffle(vector, range(half, 2 * half))
@@ -309,7 +309,7 @@ class Code:
             sum_ = self.fma(sum_, rest, self.constant(coefficient, kind))
         sum_ = self.fma(builder.fmul(rest, rest), sum_, builder.fadd(rest, self.constant(1.0, kind)))
         whole = ir.VectorType(I32, kind.count)
-        # Out of range where x is tiny or no number: the result is replaced, or is no number either.
+        # Out of range if x is tiny or NaN: the result is replaced, or is NaN too.
         shift = builder.shl(
             builder.fptosi(builder.select(tiny, self.constant(0.0, kind), power), whole), self.constant(23, whole)
         )
@@ -323,14 +323,14 @@ class Code:
 def _halves(lanes: int, length: int) -> tuple[list[int], list[int]]:
     """Lanes of two vectors made of pieces: the first halves of all pieces, and the second ones.
 
-    A piece of the one stands beside its neighbour in the other, as far as vector units shuffle without crossing.
+    A piece of one vector is next to its neighbour in the other, as far as shuffles do not cross lanes.
     """
     half = length // 2
     if lanes * 4 // 16 > 1 and length > 4:
         places = [(vector, piece) for vector in range(2) for piece in range(0, lanes, length)]
     else:
         places = [(vector, piece) for piece in range(0, lanes, length) for vector in range(2)]
-        if length == 2:  # four pieces of each vector to a quarter: those of the first one stand together
+        if length == 2:  # four pieces of each vector per quarter: those of the first one are adjacent
             quarter = [(vector, piece) for vector in range(2) for piece in (0, 2)]
             places = [(vector, start + piece) for start in range(0, lanes, 4) for vector, piece in quarter]
     low = [vector * lanes + piece + lane for vector, piece in places for lane in range(half)]
@@ -338,7 +338,7 @@ def _halves(lanes: int, length: int) -> tuple[list[int], list[int]]:
 
 
 def _places_of_pieces(lanes: int) -> list[int]:
-    """Which vector must come where, so that lane i of `all_totals` is the sum of vector i."""
+    """The order of the vectors, so that lane i of `all_totals` is the sum of vector i."""
     owners = [[vector] * lanes for vector in range(lanes)]
     length = lanes
     while len(owners) > 1:

@@ -1,6 +1,6 @@
-"""What kernels are called with: 64-bit numbers, many of them addresses. Each class names the places of one kernel's.
+"""The arguments of kernels: 64-bit integers, many of them addresses. Each class has the indices of one kernel's.
 
-The first one always leads to the number of rows.
+The first one always points to the number of rows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Tile:
 
 
 class Product:
-    """START: what every row's sums begin with."""
+    """START: initial value of every row's sums."""
 
     ROWS, X, X_STRIDE, WEIGHT, START, OUT, OUT_STRIDE, PANELS, INPUTS, WORDS = range(10)
 
 
 class Digits:
-    """Cutting rows and the product with what comes of it have the same.
+    """Shared by the quantisation of rows and the product with their digits.
 
-    COLUMNS multiply the inputs; UNITS get what a row's results are to be multiplied with, EXCESS what 128 will have
-    added to them, and SUMS, for 4-bit weights, those of each group of inputs. FINENESS and FLOOR are addresses.
+    COLUMNS multiply the inputs; UNITS receive the factor of a row's results, EXCESS what the added 128 contributes to
+    them, and SUMS, for 4-bit weights, those of each group of inputs. FINENESS and FLOOR are addresses.
     """
 
     ROWS, X, X_STRIDE, COLUMNS, DIGITS, UNITS, EXCESS, INPUTS, FINENESS, FLOOR = range(10)
@@ -38,20 +38,20 @@ class Digits:
 
 
 class Pack:
-    """ROWS are those of a weight, X, of floats; WEIGHT and SCALES are what a product with it reads."""
+    """ROWS are those of a weight, X, of floats; WEIGHT and SCALES are the packed result."""
 
     ROWS, X, X_STRIDE, INPUTS, WEIGHT, SCALES, WORDS = range(7)
 
 
 class Norm:
-    """FLOOR: the address of what is added to the squared length. WEIGHT multiplies what was divided by the length."""
+    """FLOOR: the address of what is added to the squared length. WEIGHT multiplies the normalised row."""
 
     ROWS, X, X_STRIDE, OUT, OUT_STRIDE, WIDTH, FLOOR, WEIGHT = range(8)
 
 
 class Attention:
-    """Queries stand first in the lines of QKV, [heads, size]; K and V are those of a layer, [pages, kv heads, page,
-    size]. WINDOW is how far back a row looks. Turning and keeping has the first five.
+    """Queries come first in rows of QKV, [heads, size]; K and V are those of a layer, [pages, kv heads, page, size].
+    WINDOW is how far back a row sees. Rotating and storing uses the first five.
     """
 
     PASS, QKV, QKV_STRIDE, KEYS, VALUES, OUT, OUT_STRIDE, WINDOW = range(8)

@@ -1,4 +1,4 @@
-"""The kernels, by what they are for; compiled when they are first asked for."""
+"""The kernel libraries, compiled on first use."""
 
 from __future__ import annotations
 
@@ -6,103 +6,103 @@ import functools
 from typing import TYPE_CHECKING
 
 from slipstream.native.compiler import Library, library
-from slipstream.native.machine import Machine, machine, squares
+from slipstream.native.machine import Machine, has_amx, machine
 from slipstream.native.shape import Shape
 
 if TYPE_CHECKING:
     from llvmlite import ir
 
-    from slipstream.native.products import Ending
+    from slipstream.native.gemm.float_gemm import Ending
 
 
 @functools.cache
 def products() -> Library:
     """`product`, and `norm` and `top` of whole vectors.
 
-    Every product has twins: `..._added` adds to what is there, the results of `..._gated` are gates and values.
+    Every product has variants: `..._added` adds to the output, `..._gated` has gates and values as results.
     """
     return library(f"products {here()!r}", functools.partial(_products, here()))
 
 
 @functools.cache
-def digits() -> Library:
-    """For 8-bit weights: `pack`, `digit_product`, and `cut`, with a twin `cut_normed` that norms first."""
-    by_squares = squares()
-    return library(f"digits {here()!r} {by_squares}", functools.partial(_digits, here(), by_squares))
+def int8() -> Library:
+    """For 8-bit weights: `pack`, `digit_product`, and `cut`, with a variant `cut_normed` that norms first."""
+    amx = has_amx()
+    return library(f"int8 {here()!r} {amx}", functools.partial(_int8, here(), amx))
 
 
 @functools.cache
-def nibbles() -> Library:
-    """For 4-bit weights, likewise: `nibble_product`, and `cut_groups` with a twin `cut_groups_normed`."""
-    return library(f"nibbles {here()!r}", functools.partial(_nibbles, here()))
+def int4() -> Library:
+    """For 4-bit weights, likewise: `nibble_product`, and `cut_groups` with a variant `cut_groups_normed`."""
+    return library(f"int4 {here()!r}", functools.partial(_int4, here()))
 
 
 @functools.cache
 def layers(shape: Shape) -> Library:
-    """`norm`, `turn` and `attend` for layers of one shape."""
+    """`norm`, `rotate` and `attend` for layers of one shape."""
     return library(repr(shape), functools.partial(_layers, shape))
 
 
 def here() -> Machine:
-    """This machine, for those who know that it will do."""
+    """This machine, for callers that know that it is supported."""
     found = machine()
     assert found is not None
     return found
 
 
 def _endings() -> tuple[tuple[str, Ending], ...]:
-    from slipstream.native.products import added, gated, written
+    from slipstream.native.gemm.float_gemm import added, gated, written
 
     return ("", written), ("_added", added), ("_gated", gated)
 
 
 def _products(machine: Machine, module: ir.Module) -> None:
-    from slipstream.native.abreast import add_choice
-    from slipstream.native.products import add_product
+    from slipstream.native.gemm.few_rows_gemm import add_choice
+    from slipstream.native.gemm.float_gemm import add_product
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
 
     for twin, ending in _endings():
         name, facts = f"product{twin}", (machine.lanes, machine.tile_rows, machine.piece, ending)
-        if machine.abreast:
+        if machine.few_rows_sums:
             by_tiles = add_product(module, f"{name}.tiles", *facts)
-            add_choice(module, name, by_tiles, machine.lanes, machine.abreast, ending)
+            add_choice(module, name, by_tiles, machine.lanes, machine.few_rows_sums, ending)
         else:
             add_product(module, name, *facts)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)
 
 
-def _digits(machine: Machine, by_squares: bool, module: ir.Module) -> None:
-    from slipstream.native.digits import add_cut, add_product
-    from slipstream.native.packing import add_pack
-    from slipstream.native.squares import add_choice
+def _int8(machine: Machine, amx: bool, module: ir.Module) -> None:
+    from slipstream.native.gemm.amx import add_choice
+    from slipstream.native.gemm.int8_gemm import add_product, add_quantize
+    from slipstream.native.gemm.packing import add_pack
 
     add_pack(module, "pack")
     for twin, ending in _endings():
         name = f"digit_product{twin}"
-        if by_squares:
-            add_choice(module, name, add_product(module, f"{name}.vectors", ending, dots=machine.dots), ending)
+        if amx:
+            add_choice(module, name, add_product(module, f"{name}.vectors", ending, vnni=machine.vnni), ending)
         else:
-            add_product(module, name, ending, dots=machine.dots)
-    add_cut(module, "cut", normed=False)
-    add_cut(module, "cut_normed", normed=True)
+            add_product(module, name, ending, vnni=machine.vnni)
+    add_quantize(module, "cut", normed=False)
+    add_quantize(module, "cut_normed", normed=True)
 
 
-def _nibbles(machine: Machine, module: ir.Module) -> None:
-    from slipstream.native.digits import add_cut
-    from slipstream.native.nibbles import add_product
+def _int4(machine: Machine, module: ir.Module) -> None:
+    from slipstream.native.gemm.int4_gemm import add_product
+    from slipstream.native.gemm.int8_gemm import add_quantize
 
     for twin, ending in _endings():
-        add_product(module, f"nibble_product{twin}", ending, dots=machine.dots)
-    add_cut(module, "cut_groups", normed=False, grouped=True)
-    add_cut(module, "cut_groups_normed", normed=True, grouped=True)
+        add_product(module, f"nibble_product{twin}", ending, vnni=machine.vnni)
+    add_quantize(module, "cut_groups", normed=False, grouped=True)
+    add_quantize(module, "cut_groups_normed", normed=True, grouped=True)
 
 
 def _layers(shape: Shape, module: ir.Module) -> None:
     from slipstream.native.attention import add_attention
-    from slipstream.native.rows import add_norm, add_turn
+    from slipstream.native.rows import add_norm, add_rotate
 
     add_norm(module, "norm", shape.row_lanes)
-    add_turn(module, "turn", shape)
+    add_rotate(module, "rotate", shape)
     add_attention(module, "attend", shape)

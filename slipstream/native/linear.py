@@ -1,4 +1,4 @@
-"""Products by our own kernels, alone or as steps of a program."""
+"""Products by our own kernels, as calls or as steps of a program."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,15 +15,15 @@ from torch.nn import functional
 from slipstream.native import kernels
 from slipstream.native.call import Call, Step, Words
 from slipstream.native.compiler import Library
+from slipstream.native.kernel_args import Digits, Pack, Product
 from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP, SQUARE_ROWS
-from slipstream.native.words import Digits, Pack, Product
 
-WRITTEN, ADDED, GATED = "", "_added", "_gated"  # what becomes of results; the names of kernels end so
+WRITTEN, ADDED, GATED = "", "_added", "_gated"  # how results are written; suffixes of kernel names
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Rows of float32 in memory: the address of the first one, and floats from one to the next."""
+    """Rows of float32 in memory: the address of the first one, and the stride in floats."""
 
     address: int
     stride: int
@@ -35,7 +36,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Space:
-    """Where rows are kept as digits between two steps."""
+    """Buffers for the digits of rows between two steps."""
 
     digits: torch.Tensor  # int8 [rows * 2 * inputs]
     units: torch.Tensor  # float32 [rows]
@@ -44,7 +45,7 @@ class Space:
 
     @staticmethod
     def of(rows: int, inputs: int) -> Space:
-        """Room for so many rows."""
+        """Buffers for `rows` rows."""
         return Space(
             torch.empty(-(-rows // SQUARE_ROWS) * SQUARE_ROWS * 2 * inputs, dtype=torch.int8),
             torch.empty(rows),
@@ -53,19 +54,27 @@ class Space:
         )
 
     def fill(self, words: Words) -> None:
-        """Say where this is to those who cut rows, and to products with them."""
+        """Set the addresses of these buffers in the arguments."""
         words[Digits.DIGITS], words[Digits.UNITS] = self.digits.data_ptr(), self.units.data_ptr()
         words[Digits.EXCESS], words[Digits.SUMS] = self.excess.data_ptr(), self.sums.data_ptr()
 
 
+class Packed(NamedTuple):
+    """A weight in a kernel's layout."""
+
+    codes: torch.Tensor  # or the float32 values
+    scales: torch.Tensor  # empty without codes
+    paired: bool = False  # see `NativeLinear.pair`
+
+
 @functools.lru_cache(maxsize=64)
 def _same(value: float, width: int) -> torch.Tensor:
-    """One number over and over, for whoever has nothing of their own there."""
+    """A constant vector, as the default of an argument."""
     return torch.full((width,), value)
 
 
 def _paired(vectors: torch.Tensor) -> torch.Tensor:
-    """Of things in a row, the first of each half, then the second, and so on."""
+    """Interleave the two halves."""
     halves: torch.Tensor = vectors.unflatten(0, (2, -1))
     return halves.transpose(0, 1).flatten(0, 1)
 
@@ -75,14 +84,14 @@ class NativeLinear(ABC):
 
     exact = True
     norms = False  # whether it can norm the rows itself
+    _weight: Packed
 
     def __init__(self, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
         self.outputs, self.inputs = shape
         self.panels = -(-self.outputs // self._panel)
-        self.width = self.panels * self._panel  # of what it writes
+        self.width = self.panels * self._panel  # of its output
         fill = self.width - self.outputs
         self._start = _same(0.0, self.width) if bias is None else functional.pad(bias, (0, fill))
-        self._paired = False
 
     @property
     @abstractmethod
@@ -91,34 +100,36 @@ class NativeLinear(ABC):
 
     @property
     def can_pair(self) -> bool:
-        """Whether `pair` can be had: two halves of whole vectors."""
+        """Whether `pair` is possible: two halves of whole vectors."""
         return self.outputs % self._panel == 0
 
     def pair(self) -> None:
-        """Lay gates, the first half of the outputs, and values, the other one, side by side: a vector of each makes a
-        panel, so that `steps` can say `gated`. What a call gives stays in its order.
+        """Interleave gates, the first half of the outputs, and values, the second: a vector of each makes a panel, so
+        that `steps` supports `GATED`. The results of a call stay in order.
         """
-        if not self._paired:
-            self._paired = True
-            self._start = _paired(self._start.view(2 * self.panels, -1)).flatten()
-            self._pair_weight()
-            self.__dict__.pop("_call", None)  # it has the addresses of what lay there before
+        if not self._weight.paired:
+            start, weight = self._paired_start(), self._paired_weight()
+            self.__dict__.pop("_call", None)  # it has the addresses of the present weights
+            self._start, self._weight = start, weight  # in one statement, because of interrupts
+
+    def _paired_start(self) -> torch.Tensor:
+        return _paired(self._start.view(2 * self.panels, -1)).flatten()
 
     @abstractmethod
-    def _pair_weight(self) -> None:
-        """`pair` the weight."""
+    def _paired_weight(self) -> Packed:
+        """The weight after `pair`."""
 
     @abstractmethod
     def space(self, rows: int) -> Space | None:
-        """What `steps` need for themselves."""
+        """The buffers that `steps` need."""
 
     @abstractmethod
     def steps(
         self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
-        """The product as steps; `rows` is the address of their number. `ending`: what becomes of the results.
+        """The product as steps; `rows` is the address of their number. `ending`: how results are written.
 
-        `floor`: rows are normed first, and this is the address of what is added to their squared length.
+        `floor`: rows are normed first, and this is the address of the addend of their squared length.
         """
 
     @functools.cached_property
@@ -133,13 +144,13 @@ class NativeLinear(ABC):
         words, (place,) = self._call.of(count), self._call.arguments
         self._fill(words[place:], x, out, space)
         kernels.products().run(words.ctypes.data)
-        if self._paired:
+        if self._weight.paired:
             return out.view(count, self.panels, 2, -1).transpose(1, 2).flatten(1)
         return out if self.width == self.outputs else out.narrow(1, 0, self.outputs)
 
     @abstractmethod
     def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
-        """Say what one call reads and writes."""
+        """Set the inputs and outputs of one call."""
 
 
 class FloatLinear(NativeLinear):
@@ -149,7 +160,8 @@ class FloatLinear(NativeLinear):
         super().__init__((weight.shape[0], weight.shape[1]), bias)
         fill = self.width - self.outputs
         whole = functional.pad(weight, (0, 0, 0, fill)) if fill else weight
-        self._packed = whole.reshape(self.panels, self._panel, self.inputs).transpose(1, 2).contiguous()
+        packed = whole.reshape(self.panels, self._panel, self.inputs).transpose(1, 2).contiguous()
+        self._weight = Packed(packed, packed.new_empty(0))
 
     @property
     def _panel(self) -> int:
@@ -164,35 +176,56 @@ class FloatLinear(NativeLinear):
         words = np.zeros(Product.WORDS, np.int64)
         words[Product.ROWS], words[Product.INPUTS], words[Product.PANELS] = rows, self.inputs, self.panels
         words[Product.X], words[Product.X_STRIDE] = x.address, x.stride
-        words[Product.WEIGHT], words[Product.START] = self._packed.data_ptr(), self._start.data_ptr()
+        words[Product.WEIGHT], words[Product.START] = self._weight.codes.data_ptr(), self._start.data_ptr()
         words[Product.OUT], words[Product.OUT_STRIDE] = out.address, out.stride
         return [(kernels.products()["product" + ending], words)]
 
-    def _pair_weight(self) -> None:
-        vectors = self._packed.view(self.panels, self.inputs, 2, -1).transpose(1, 2).flatten(0, 1)
-        self._packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2)
+    def _paired_weight(self) -> Packed:
+        vectors = self._weight.codes.view(self.panels, self.inputs, 2, -1).transpose(1, 2).flatten(0, 1)
+        packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2)
+        return self._weight._replace(codes=packed, paired=True)
 
     def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
         words[Product.X], words[Product.X_STRIDE], words[Product.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
 
 
-class CutLinear(NativeLinear):
-    """A product that cuts its rows into digits first; `columns` multiply the inputs before that."""
+class RowQuantizedLinear(NativeLinear):
+    """A product that quantises its rows to digits first; `columns` multiply the inputs before that."""
 
     norms = True
     _cut: str  # the names of its two kernels
     _product: str
-    _library: Callable[[], Library]  # which has them
-    _packed: torch.Tensor  # codes
-    _scales: torch.Tensor
+    _library: Callable[[], Library]  # that has them
 
     def __init__(
         self, shape: tuple[int, int], fineness: float, bias: torch.Tensor | None, columns: torch.Tensor | None
     ) -> None:
-        """`fineness`: what a row's largest number is multiplied with to get the unit of its digits."""
+        """`fineness`: the factor from a row's largest number to the unit of its digits."""
         super().__init__(shape, bias)
         self._columns = _same(1.0, self.inputs) if columns is None else columns.float().contiguous()
         self._fineness = torch.tensor([fineness])
+
+    @classmethod
+    def from_packed(
+        cls,
+        shape: tuple[int, int],
+        fineness: float,
+        packed: Packed,
+        bias: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+    ) -> Self:
+        """The product with an already packed weight."""
+        product = cls.__new__(cls)
+        RowQuantizedLinear.__init__(product, shape, fineness, bias, columns)
+        product._weight = packed
+        if packed.paired:
+            product._start = product._paired_start()
+        return product
+
+    @property
+    def packed(self) -> Packed:
+        """The packed weight, for `from_packed`."""
+        return self._weight
 
     @property
     def _panel(self) -> int:
@@ -208,7 +241,7 @@ class CutLinear(NativeLinear):
         words[Digits.ROWS], words[Digits.INPUTS], words[Digits.PANELS] = rows, self.inputs, self.panels
         words[Digits.X], words[Digits.X_STRIDE], words[Digits.FLOOR] = x.address, x.stride, floor
         words[Digits.COLUMNS], words[Digits.FINENESS] = self._columns.data_ptr(), self._fineness.data_ptr()
-        words[Digits.WEIGHT], words[Digits.SCALES] = self._packed.data_ptr(), self._scales.data_ptr()
+        words[Digits.WEIGHT], words[Digits.SCALES] = self._weight.codes.data_ptr(), self._weight.scales.data_ptr()
         words[Digits.OUT], words[Digits.OUT_STRIDE] = out.address, out.stride
         words[Digits.START] = self._start.data_ptr()
         if space is not None:
@@ -223,10 +256,10 @@ class CutLinear(NativeLinear):
         space.fill(words)
 
 
-class DigitLinear(CutLinear):
+class NativeInt8Linear(RowQuantizedLinear):
     """A product with a weight in 8 bits and a scale for each output. The packed copy is the only copy."""
 
-    _cut, _product, _library = "cut", "digit_product", kernels.digits
+    _cut, _product, _library = "cut", "digit_product", kernels.int8
 
     def __init__(
         self,
@@ -237,32 +270,33 @@ class DigitLinear(CutLinear):
     ) -> None:
         """`weight`: float32 [out, in]; it is quantised here."""
         super().__init__((weight.shape[0], weight.shape[1]), fineness, bias, columns)
-        self._packed = torch.empty(self.panels, self.inputs // 4, self._panel, 4, dtype=torch.uint8)
-        self._scales = torch.empty(self.width)
+        codes = torch.empty(self.panels, self.inputs // 4, self._panel, 4, dtype=torch.uint8)
+        scales = torch.empty(self.width)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        packing = Call((kernels.digits()["pack"], np.zeros(Pack.WORDS, np.int64)))
+        packing = Call((kernels.int8()["pack"], np.zeros(Pack.WORDS, np.int64)))
         words, (place,) = packing.of(self.outputs), packing.arguments
-        facts = weight.data_ptr(), weight.stride(0), self.inputs, self._packed.data_ptr(), self._scales.data_ptr()
+        facts = weight.data_ptr(), weight.stride(0), self.inputs, codes.data_ptr(), scales.data_ptr()
         words[place + Pack.X : place + Pack.WORDS] = facts
-        kernels.digits().run(words.ctypes.data)
+        kernels.int8().run(words.ctypes.data)
+        self._weight = Packed(codes, scales)
 
-    def _pair_weight(self) -> None:
-        vectors = self._packed.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1)
-        self._packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2, 3)
-        self._scales = _paired(self._scales.view(2 * self.panels, -1)).flatten()
+    def _paired_weight(self) -> Packed:
+        vectors = self._weight.codes.unflatten(2, (2, -1)).transpose(1, 2).flatten(0, 1)
+        codes = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2, 3)
+        return Packed(codes, _paired(self._weight.scales.view(2 * self.panels, -1)).flatten(), paired=True)
 
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight, as a table gives them."""
+        """Rows of the weight, as an embedding table."""
         panels, places = np.divmod(ids.numpy(), self._panel)
-        codes = (self._packed.numpy()[panels, :, places] ^ DIGIT_BASE).view(np.int8)  # [..., in / 4, 4]
-        rows = codes.reshape(*ids.shape, self.inputs) * self._scales.numpy()[ids.numpy()][..., None]
+        codes = (self._weight.codes.numpy()[panels, :, places] ^ DIGIT_BASE).view(np.int8)  # [..., in / 4, 4]
+        rows = codes.reshape(*ids.shape, self.inputs) * self._weight.scales.numpy()[ids.numpy()][..., None]
         return torch.from_numpy(rows)
 
 
-class NibbleLinear(CutLinear):
+class NativeInt4Linear(RowQuantizedLinear):
     """A product with 4-bit weights: codes [out, in], and scale and offset of each group of inputs."""
 
-    _cut, _product, _library = "cut_groups", "nibble_product", kernels.nibbles
+    _cut, _product, _library = "cut_groups", "nibble_product", kernels.int4
 
     def __init__(
         self,
@@ -279,12 +313,12 @@ class NibbleLinear(CutLinear):
         # [panels, vectors, lanes, groups, halves, fours, 4] -> two times [panels, groups, vectors, fours, lanes, 4]
         parts = whole.view(self.panels, 2, DIGIT_LANES, groups, 2, GROUP // 8, 4)
         low, high = parts.permute(4, 0, 3, 1, 5, 2, 6)
-        self._packed = (low | (high << 4)).contiguous()
         lines = functional.pad(grids, (0, 0, 0, 0, 0, fill)).view(self.panels, self._panel, groups, 2)
-        self._scales = lines.permute(0, 2, 3, 1).contiguous()
+        self._weight = Packed((low | (high << 4)).contiguous(), lines.permute(0, 2, 3, 1).contiguous())
 
-    def _pair_weight(self) -> None:
-        vectors = self._packed.transpose(1, 2).flatten(0, 1)
-        self._packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).contiguous()
-        grids = self._scales.unflatten(3, (2, -1)).movedim(3, 1).flatten(0, 1)
-        self._scales = _paired(grids).unflatten(0, (self.panels, 2)).movedim(1, 3).flatten(3)
+    def _paired_weight(self) -> Packed:
+        vectors = self._weight.codes.transpose(1, 2).flatten(0, 1)
+        codes = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).contiguous()
+        grids = self._weight.scales.unflatten(3, (2, -1)).movedim(3, 1).flatten(0, 1)
+        scales = _paired(grids).unflatten(0, (self.panels, 2)).movedim(1, 3).flatten(3)
+        return Packed(codes, scales, paired=True)

@@ -1,7 +1,7 @@
-"""Whether the processor's matrix unit may be used.
+"""Whether the CPU's matrix unit (AMX) may be used.
 
-The processor announces it, the kernel must be asked for its registers, and some virtual machines announce what they
-then forbid. A forbidden instruction ends the process, so another one tries first.
+The CPU announces it, the operating system must grant its registers, and some virtual machines announce what they then
+forbid. A forbidden instruction ends the process, so a child process tries first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _PATIENCE = 10  # seconds; it takes a thirtieth of one
 
 
 def matrix_unit_works() -> bool:
-    """Ask for its registers, and have it tried."""
+    """Request its registers, and try it in a child process."""
     if platform.system() != "Linux" or platform.machine() != "x86_64" or not trial.granted():
         return False
     try:
         command = [sys.executable, "-I", "-S", trial.__file__]
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE).returncode == 0
-    except (OSError, subprocess.SubprocessError):  # no interpreter to be found, or one that does not come back
+    except (OSError, subprocess.SubprocessError):  # no interpreter, or a timeout
         return False

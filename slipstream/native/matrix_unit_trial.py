@@ -1,11 +1,11 @@
-"""A program of its own: it uses the processor's matrix unit and ends well, or is ended."""
+"""A child process that uses the CPU's matrix unit and exits with 0, or is killed."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 
-ARCH_PRCTL, ASK_FOR, TILE_DATA = 158, 0x1023, 18  # the call by which Linux is asked for the unit's registers
+ARCH_PRCTL, ASK_FOR, TILE_DATA = 158, 0x1023, 18  # the Linux call that requests the unit's registers
 _CODE = bytes.fromhex(
     "c4e2784907"  # ldtilecfg [rdi]
     "c4e27b49c0"  # tilezero tmm0
@@ -15,11 +15,11 @@ _CODE = bytes.fromhex(
     "c4e27849c0"  # tilerelease
     "c3"
 )
-_REGISTERS = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])  # sixteen lines of 64 bytes each
+_REGISTERS = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])  # sixteen rows of 64 bytes each
 
 
 def granted() -> bool:
-    """Ask for the registers, for this process."""
+    """Request the registers for this process."""
     return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, ASK_FOR, TILE_DATA) == 0)
 
 

@@ -1,13 +1,13 @@
-"""What happens to rows between the products: norms, rotations, and keys and values on their way into pages."""
+"""Operations on rows between the products: norms, rotations, and storing keys and values in pages."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I64, Code, Value, floats
+from slipstream.native.ir import F32, I64, Code, Value, floats
+from slipstream.native.kernel_args import Attention, Norm, Pass
 from slipstream.native.shape import Shape
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Attention, Norm, Pass
 
 
 def length_of(code: Code, x: Value, width: Value, floor: Value, lanes: int) -> Value:
@@ -37,8 +37,8 @@ def add_norm(module: ir.Module, name: str, lanes: int) -> None:
     code.done()
 
 
-def add_turn(module: ir.Module, name: str, shape: Shape) -> None:
-    """Rotate q and k, whose pairs lie side by side, and put k and v into their pages."""
+def add_rotate(module: ir.Module, name: str, shape: Shape) -> None:
+    """Rotate q and k, whose pairs are adjacent, and store k and v in their pages."""
     code = Code(module, name, KERNEL)
     arguments, thread, threads, _ = code.arguments
     size, lanes, heads = shape.size, shape.lanes, shape.heads
@@ -61,9 +61,9 @@ def add_turn(module: ir.Module, name: str, shape: Shape) -> None:
                     code.store(value, values, target)
                     continue
                 crossed = code.builder.fmul(code.shuffle(value, swapped), sine)
-                turned = code.fma(value, cosine, crossed)
+                rotated = code.fma(value, cosine, crossed)
                 if head < heads:
-                    code.store(turned, line, head * size + part)
+                    code.store(rotated, line, head * size + part)
                 else:
-                    code.store(turned, keys, target)
+                    code.store(rotated, keys, target)
     code.done()

@@ -1,14 +1,14 @@
-"""The numbers that the kernels of a layer are compiled for."""
+"""The shapes that the kernels of a layer are compiled for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DIGIT_BASE = 128  # of the digits of 8-bit products, and what is added to a code
-DIGIT_LANES = 16  # of the vectors that the instruction for them takes
-SQUARE_ROWS = 8  # whose digits the matrix unit takes at once: there must be room for so many
+DIGIT_BASE = 128  # of the digits of 8-bit products, and the offset of a code
+DIGIT_LANES = 16  # of the vectors of the VNNI instruction
+SQUARE_ROWS = 8  # whose digits the matrix unit processes at once: buffers must have room for as many
 GROUP = 32  # inputs of a 4-bit matrix that share a scale and an offset
-_QUERIES = 12  # of a tile, at least a row's of one KV head
+_QUERIES = 12  # of a tile; at least the queries of a row of one KV head
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small operations on rows, each a program of its own: one call instead of several of a library's."""
+"""Small operations on rows, each in one call instead of several of a library's."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from slipstream.native import kernels
 from slipstream.native.call import Call
-from slipstream.native.words import Norm, Top
+from slipstream.native.kernel_args import Norm, Top
 
 
-class RootMean:
-    """RMS norms of several kinds of rows, side by side, each under a weight of its own."""
+class RMSNorms:
+    """RMS norms of several kinds of rows, side by side, each with a weight of its own."""
 
     def __init__(self, weights: Sequence[torch.Tensor], eps: float) -> None:
         self._weights = [(weight * len(weight) ** 0.5).contiguous() for weight in weights]
@@ -39,7 +39,7 @@ class RootMean:
         return out
 
 
-def likeliest(logits: torch.Tensor, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def top_probabilities(logits: torch.Tensor, count: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
     """Of float32 logits [rows, width], whole vectors wide: ids and probabilities, [rows, count] each, best first."""
     rows, width = logits.shape
     values, ids = np.empty((rows, count), np.float32), np.empty((rows, count), np.int32)

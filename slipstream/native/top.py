@@ -1,16 +1,16 @@
-"""The largest numbers of a row, and what share of the row's exponentials they have."""
+"""The largest numbers of a row, and their softmax probabilities."""
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I32, I64, Code, floats
+from slipstream.native.ir import F32, I32, I64, Code, floats
+from slipstream.native.kernel_args import Top
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Top
 
 
 def add_top(module: ir.Module, name: str, lanes: int) -> None:
-    """The COUNT largest of each row, largest first and of equals the first one first, as softmax has them."""
+    """The COUNT largest of each row, descending, of equals the first one first, as probabilities."""
     code = Code(module, name, KERNEL)
     arguments, thread, threads, _ = code.arguments
     builder, vector, whole = code.builder, floats(lanes), ir.VectorType(I32, lanes)
@@ -31,7 +31,7 @@ def add_top(module: ir.Module, name: str, lanes: int) -> None:
             difference = builder.fsub(code.load(x, place, vector), code.spread(peak, lanes))
             sums.append(builder.fadd(sum_, code.exp(difference)))
         inverse = builder.fdiv(ir.Constant(F32, 1.0), code.total(sums[0]))
-        before = [ir.Constant(F32, float("inf")), ir.Constant(I32, -1)]  # the one that was found last
+        before = [ir.Constant(F32, float("inf")), ir.Constant(I32, -1)]  # the last one found
         with code.carrying(0, count, before) as (number, (value, where), found):
             limit, place_of_limit = code.spread(value, lanes), code.spread(where, lanes)
             start = [nothing, code.constant(2**31 - 1, whole)]

@@ -1,5 +1,8 @@
-"""The policy: how much each sequence drafts in each step, and which nodes ride in the pass."""
+"""The policy: how much each sequence drafts per step, which nodes are verified, how long bursts are."""
 
+from slipstream.policy.base import Policy
 from slipstream.policy.fixed import FixedPolicy
+from slipstream.policy.report import Progress, Report, Round
+from slipstream.policy.tally import Tally
 
-__all__ = ["FixedPolicy"]
+__all__ = ["FixedPolicy", "Policy", "Progress", "Report", "Round", "Tally"]

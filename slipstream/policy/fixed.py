@@ -1,33 +1,102 @@
-"""The plainest policy: what the options say, cut to what a sequence can still use."""
+"""The fixed policy: the drafter's options, cut to what a sequence can still use."""
 
 from __future__ import annotations
 
-from slipstream.errors import DraftFault
-from slipstream.sequence import Sequence
+from collections import defaultdict
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from slipstream.policy import sizes
+from slipstream.policy.base import Drafts, Rounds
+from slipstream.policy.report import Report
+from slipstream.policy.trust import ChainCost, Trust
+from slipstream.sequence import Sequence, Work
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
+_TRUST = "policy.trust"  # key in `Sequence.drafting`
+
 
 class FixedPolicy:
-    """One plan for all, except where the end of the answer or of the context is near."""
+    """One plan for all sequences of a drafter, except near the end of the sequence or of the context.
 
-    def __init__(self, wanted: Plan) -> None:
-        self._wanted = wanted
+    On a device all sequences of one drafter share a burst, which is short while the host has work. A drafter with a
+    signal gets few rounds until its drafts have been accepted.
+    """
 
-    def plan(self, sequence: Sequence) -> Plan:
-        """The plan of one sequence for this step."""
-        wanted = self._wanted
-        # The target adds one token to whatever is accepted, so a draft of `remaining` tokens could not be used up.
+    def __init__(self, drafters: Mapping[str, Drafts], rounds: Rounds | None = None) -> None:
+        self._drafters = drafters
+        self._rounds = rounds
+        self._host_plans: WeakKeyDictionary[Drafts, Plan] = (
+            WeakKeyDictionary()
+        )  # cached: a drafter parses its options for it
+
+    def plan(self, work: Seq[Work], *, waiting: bool) -> dict[Sequence, Plan]:
+        """Host plans come from the drafter's options; sequences that rounds support share a burst."""
+        bursts: defaultdict[str, list[Sequence]] = defaultdict(list)
+        plans: dict[Sequence, Plan] = {}
+        for item in work:
+            sequence = item.sequence
+            if not item.decodes:
+                plans[sequence] = Plan()
+            elif self._rounds is not None and self._rounds.serves(item):
+                bursts[sequence.active_drafter].append(sequence)
+            else:
+                plans[sequence] = self.single(sequence)
+        shapes = {name: self._shape(name, len(sequences)) for name, sequences in bursts.items()}
+        by_host = [sequence for name, sequences in bursts.items() if shapes[name] is None for sequence in sequences]
+        plans.update((sequence, self.single(sequence)) for sequence in by_host)
+        served = {name: shape for name, shape in shapes.items() if shape is not None}
+        shared = len(plans) > 0 or len(served) > 1
+        for name, shape in served.items():
+            plan = self._burst(name, shape, bursts[name])
+            rounds = min(plan.rounds, sizes.SHARED_ROUNDS) if shared else plan.rounds
+            plan = replace(plan, rounds=rounds, ahead=plan.ahead and not shared and not waiting)
+            plans.update(dict.fromkeys(bursts[name], plan))
+        return plans
+
+    def _shape(self, drafter: str, count: int) -> Plan | None:
+        return None if self._rounds is None else self._rounds.shape(drafter, count)
+
+    def _host_plan(self, drafter: Drafts) -> Plan:
+        plan = self._host_plans.get(drafter)
+        if plan is None:
+            plan = self._host_plans[drafter] = drafter.plan
+        return plan
+
+    def single(self, sequence: Sequence) -> Plan:
+        """The plan by the drafter's options."""
+        wanted = self._host_plan(self._drafters[sequence.active_drafter])
+        # The target adds one token to the accepted ones, so a draft of `remaining` tokens could not be used in full.
         depth = min(wanted.depth, sequence.remaining - 1)
-        if depth <= 0 or wanted.nodes <= 0 or sequence.drafter_dropped:
-            return Plan()
-        return Plan(depth, wanted.nodes, wanted.branch, wanted.min_confidence)
+        return replace(wanted, depth=depth) if depth > 0 and wanted.nodes > 0 else Plan()
+
+    def _burst(self, name: str, shape: Plan, sequences: list[Sequence]) -> Plan:
+        """A burst while no other work waits."""
+        drafter = self._drafters[name]
+        most = sizes.most_rounds(drafts=shape.drafts, passive=drafter.is_passive)
+        assert self._rounds is not None
+        signals = [] if drafter.is_passive else [self._rounds.signal(sequence) for sequence in sequences]
+        if not signals or None in signals:  # it always drafts, or never
+            return replace(shape, rounds=most, ahead=True)
+        cost = ChainCost.of(1.0, self._rounds.chain_cost(shape, len(sequences)))
+        trusts: list[Trust] = [sequence.drafting.setdefault(_TRUST, Trust()) for sequence in sequences]
+        asking = [
+            trust.ask(signal.matched, sequence.stats, cost.least_match(signal.least), cost.extra)
+            for trust, sequence, signal in zip(trusts, sequences, signals, strict=True)
+            if signal is not None
+        ]
+        if not any(asking):
+            return Plan(rounds=sizes.WAITING_ROUNDS)
+        for trust, sequence in zip(trusts, sequences, strict=True):
+            trust.begin(sequence.stats)
+        return replace(shape, rounds=most if any(trust.proved for trust in trusts) else min(most, cost.trial_rounds))
 
     def select(self, tree: TokenTree, plan: Plan) -> TokenTree:
-        """The nodes that ride in the pass. Sampled trees are only cut by depth, which does not look at tokens."""
-        tree = tree.cut(plan.depth)
-        if not tree.sampled:
-            return tree.pruned(plan.nodes)
-        if len(tree) - 1 > plan.nodes:
-            raise DraftFault(f"{len(tree) - 1} nodes were sampled and {plan.nodes} planned; none of them may be pruned")
-        return tree
+        """The planned number of nodes, by confidence. A sampled tree with more nodes than that is a fault."""
+        return tree.limited(plan.depth, plan.nodes)
+
+    def observe(self, report: Report) -> None:
+        """A fixed policy learns nothing."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import CorruptFile, ModelNotFound
+from slipstream.errors import CorruptFile, ModelNotFound, UnsupportedModel
 from slipstream.text.chat import one_line
 from slipstream.text.tokenizer import Tokenizer
 
@@ -19,8 +19,8 @@ SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "voc
 def tokenizer_from_directory(path: str | os.PathLike[str]) -> Tokenizer:
     """See `Tokenizer.from_directory`.
 
-    Whether a text begins with BOS is for tokenizer.json's post-processor to say; `add_bos_token` in
-    tokenizer_config.json often says otherwise and is not listened to, as in transformers.
+    tokenizer.json's post-processor decides whether a text begins with BOS; `add_bos_token` in tokenizer_config.json
+    often contradicts it and is ignored, as in transformers.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -30,7 +30,7 @@ def tokenizer_from_directory(path: str | os.PathLike[str]) -> Tokenizer:
     settings = {**implied, **settings}
     named = {name: content for name in _NAMED if (content := _content(settings.get(name)))}
     extra = settings.get("extra_special_tokens")
-    if isinstance(extra, Mapping):  # tokens with names of their own, which templates may use
+    if isinstance(extra, Mapping):  # named tokens, which templates may use
         named |= {str(name): content for name, value in extra.items() if (content := _content(value))}
     _declare_added(backend, settings, named)
 
@@ -52,7 +52,7 @@ def tokenizer_from_directory(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _read_backend(directory: Path) -> tuple[Any, Mapping[str, str]]:
-    """The backend, and the special tokens that its class implies where the files do not name them."""
+    """The backend, and the special tokens that its class implies if the files do not name them."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return _convert_slow(directory)
@@ -65,26 +65,29 @@ def _read_backend(directory: Path) -> tuple[Any, Mapping[str, str]]:
 
 
 def _convert_slow(directory: Path) -> tuple[Any, Mapping[str, str]]:
-    """What transformers makes of older formats (SentencePiece models, vocab and merges)."""
+    """Older formats (SentencePiece models, vocab and merges), converted by transformers."""
     hint = "save it once with transformers' AutoTokenizer, which writes tokenizer.json"
     if not any((directory / name).is_file() for name in SLOW_FILES):
         raise ModelNotFound(f"no tokenizer in {str(directory)!r}", hint="a model directory has a tokenizer.json")
     try:
         from transformers import AutoTokenizer
-
+    except ImportError:
+        what = f"the tokenizer in {str(directory)!r} is of an older format, which needs the transformers package"
+        raise UnsupportedModel(what, hint="pip install 'slipstream[hf]'") from None
+    try:
         converted = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
         return converted.backend_tokenizer, converted.special_tokens_map
-    except Exception as error:  # anything: a missing library, a missing config, a garbled file
+    except Exception as error:  # anything: a missing config, a garbled file
         what = f"the tokenizer in {str(directory)!r} cannot be converted: {one_line(error)}"
         raise CorruptFile(what, hint=hint) from error
 
 
 def _declare_added(backend: Any, settings: Mapping[str, Any], named: Mapping[str, str]) -> None:
-    """Make the backend agree with tokenizer_config.json on which tokens are whole and which are special."""
+    """Make the backend agree with tokenizer_config.json on which tokens are matched whole and which are special."""
     from tokenizers import AddedToken
 
     known = backend.get_added_tokens_decoder()
-    # In the order of their ids: a token that the backend does not have yet gets the next free one.
+    # In the order of their ids: a token that the backend lacks gets the next free id.
     backend.add_tokens([token for id, token in sorted(_declared(settings).items()) if known.get(id) != token])
     extra = [*_list(settings.get("additional_special_tokens")), *_list(settings.get("extra_special_tokens"))]
     contents = [*named.values(), *filter(None, map(_content, extra))]
@@ -123,7 +126,7 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, or an empty one where there is no file."""
+    """The object in a JSON file; empty if there is no file."""
     if not file.is_file():
         return {}
     try:

@@ -1,8 +1,7 @@
 """Builds a tokenizer from the metadata of a GGUF file.
 
-The file gives the vocabulary and, for byte-level BPE, the merges and the *name* of the rule that cuts text into words;
-the rules themselves are below. A name that is not there is refused: with the wrong rule a model still talks, but worse,
-and nobody would notice.
+The file has the vocabulary and, for byte-level BPE, the merges and the *name* of the pre-tokenizer rule; the rules
+themselves are below. An unknown name is refused: with the wrong rule a model still answers, but worse, and unnoticed.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _TEKKEN = rf"{_LOWER_WORD}|{_UPPER_WORD}|\p{{N}}{_PUNCTUATION_AND_SLASHES}{_REST
 
 @dataclass(frozen=True)
 class _Rule:
-    """How a byte-level vocabulary cuts text before merging; `split=None` is GPT-2's own expression."""
+    """How a byte-level vocabulary splits text before merging; `split=None` is GPT-2's own expression."""
 
     split: str | None = None
     single_digits: bool = False  # every digit apart, before anything else
     compose: bool = False  # Unicode NFC first
-    whole_words: bool = False  # a word that is in the vocabulary is taken whole, whatever the merges say
-    add_bos: bool = False  # where the file does not say
+    whole_words: bool = False  # a word in the vocabulary is taken whole, whatever the merges say
+    add_bos: bool = False  # if the file does not say
 
 
 _GPT2 = _Rule()
@@ -68,7 +67,7 @@ _RULES = {
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that a GGUF file's `tokenizer.*` keys describe, given as plain Python values.
 
-    CorruptFile where they are missing or contradict each other, UnsupportedModel for a kind that we do not know.
+    CorruptFile if they are missing or contradict each other, UnsupportedModel for an unknown kind.
     """
     vocabulary = _Vocabulary(metadata)
     kind = vocabulary.required("tokenizer.ggml.model")
@@ -116,11 +115,11 @@ class _Vocabulary:
         self.by_token: dict[str, int] = {}
         for id, token in enumerate(self.tokens):
             if self.types[id] == _UNUSED and token == f"[PAD{id}]":
-                continue  # fills the vocabulary up to the number of rows that the model has; no token of its own
+                continue  # padding of the vocabulary up to the model's rows
             self.by_token.setdefault(token, id)
 
     def required(self, key: str) -> Any:
-        """The value of a key that must be there."""
+        """The value of a required key."""
         value = self._metadata.get(key)
         if value is None:
             raise CorruptFile(f"the GGUF file has no {key}")
@@ -140,13 +139,13 @@ class _Vocabulary:
         return [float(score) for score in self._per_token("tokenizer.ggml.scores", 0.0)]
 
     def respell(self, old: str, new: str) -> None:
-        """Spell a token another way, unless that spelling is taken."""
+        """Spell a token another way, unless that spelling exists."""
         if new not in self.by_token:
             id = self.by_token.pop(old)
             self.by_token[new], self.tokens[id] = id, new
 
     def declare_added(self, backend: Any) -> None:
-        """Control tokens are matched whole and left out of decoded text, user-defined ones only matched whole."""
+        """Control tokens are matched whole and skipped in decoded text, user-defined ones only matched whole."""
         from tokenizers import AddedToken
 
         backend.add_tokens(
@@ -190,7 +189,7 @@ def _byte_level(vocabulary: _Vocabulary, rule: _Rule) -> Any:
 def _sentencepiece(vocabulary: _Vocabulary, space_prefix: bool) -> Any:
     """SentencePiece merges the pair whose union scores best; as BPE, each split of each piece is a merge of that rank.
 
-    Where one piece has several splits, the longer left part goes first, as in the converters of Hugging Face.
+    If one piece has several splits, the longer left part comes first, as in the converters of Hugging Face.
     """
     from tokenizers import decoders, normalizers
 
@@ -216,7 +215,7 @@ def _sentencepiece(vocabulary: _Vocabulary, space_prefix: bool) -> Any:
         fuse_unk=True,
         byte_fallback=True,
     )
-    # A text, and each stretch of text after a special token, gets the space in front that training text had.
+    # A text, and each part of it after a special token, gets a leading space, as in training.
     prefix = [normalizers.Prepend(SPACE)] if space_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if space_prefix else []

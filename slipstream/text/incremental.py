@@ -1,4 +1,4 @@
-"""Text while it is being made: decoding token by token, and stopping at strings."""
+"""Incremental detokenization, and stop strings."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from slipstream.text.pieces import Style
 from slipstream.text.tokenizer import Tokenizer
 
 _LONGEST_CHARACTER = 4  # bytes, in UTF-8
-_WINDOW = 8  # tokens: room for two split characters
+_WINDOW = 8  # tokens: enough for two split characters
 _BROKEN = "\ufffd"
 
 
 class IncrementalDecoder:
-    """The text of an answer, as far as its tokens have made it certain.
+    """The text of an answer, as far as its tokens determine it.
 
-    All that `push` and `flush` return, put together, is the answer's text as it stands after the prompt: a first token
-    that begins with a space keeps it, unless the prompt shows no text. A character split over tokens comes with the
-    token that completes it (also where the prompt holds its first bytes). Each token costs the same, however long the
-    answer.
+    All that `push` and `flush` return, concatenated, is the answer's text after the prompt: a first token that begins
+    with a space keeps it, unless the prompt has no text. A character split over tokens comes with the token that
+    completes it (also if the prompt has its first bytes). Each token costs the same, however long the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), *, skip_special: bool = True) -> None:
@@ -31,16 +30,16 @@ class IncrementalDecoder:
         self._stream: _WindowStream | _ByteStream = stream(tokenizer, latest_first)
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens made certain; empty while a character is incomplete."""
+        """The text that these tokens complete; empty while a character is incomplete."""
         return self._stream.push([id for id in ids if id not in self._hidden])
 
     def flush(self) -> str:
-        """What is left at the end of the answer: U+FFFD for a character that was never completed, or nothing."""
+        """The rest at the end of the answer: U+FFFD for an incomplete character, or nothing."""
         return self._stream.flush()
 
 
 class _ByteStream:
-    """For vocabularies whose tokens are bytes: the codec holds back what is incomplete."""
+    """For vocabularies whose tokens are bytes: the codec holds back incomplete characters."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_latest_first: Iterator[int]) -> None:
         self._tokenizer = tokenizer
@@ -48,7 +47,7 @@ class _ByteStream:
         tail = b""
         for id in prompt_latest_first:
             tail = tokenizer.piece(id) + tail
-            if len(tail) >= _LONGEST_CHARACTER:  # UTF-8 finds its own boundaries: no more is needed to stand right
+            if len(tail) >= _LONGEST_CHARACTER:  # UTF-8 is self-synchronising: no more is needed
                 break
         self._codec.decode(tail)
         self._strip = tokenizer.decoding.strips_space and not tail  # until the first text
@@ -67,7 +66,7 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """For any other decoder: decodes a few tokens before the new ones along with them, and returns the difference."""
+    """For any other decoder: decodes the new tokens together with a few before them, and returns the difference."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_latest_first: Iterator[int]) -> None:
         self._tokenizer = tokenizer
@@ -81,8 +80,8 @@ class _WindowStream:
     def _push(self, id: int) -> str:
         self._fresh.append(id)
         text = self._decode(self._context + self._fresh)[self._returned :]
-        # A decoder that spells bytes one by one shows U+FFFD until the character is whole; one that is still there
-        # after that many tokens is really meant.
+        # A decoder that spells single bytes shows U+FFFD until the character is complete; one that is still there after
+        # that many tokens is intended.
         if (not text or text.endswith(_BROKEN)) and len(self._fresh) < _LONGEST_CHARACTER:
             return ""
         self._context, self._fresh = (self._context + self._fresh)[-_WINDOW:], []
@@ -99,13 +98,15 @@ class _WindowStream:
 
 
 class StopStrings:
-    """Finds the first stop string in a text that arrives in pieces, and holds back what may become one.
+    """Finds the first stop string in a text that arrives in parts, and holds back what may become one.
 
     The match that is complete first wins; of several complete at the same character, the longest. So the result does
-    not depend on how the text was cut, and the piece that completes a match is the one whose `push` returns it.
+    not depend on how the text was split, and the `push` that completes a match returns it. `shown`: whether the match
+    itself is part of the text.
     """
 
-    def __init__(self, stops: Iterable[str]) -> None:
+    def __init__(self, stops: Iterable[str], *, shown: bool = False) -> None:
+        self._shown = shown
         self._stops = tuple(dict.fromkeys(stops))
         if not all(isinstance(stop, str) and stop for stop in self._stops):
             raise OptionError("a stop string is empty or not a string", hint="give strings of one character or more")
@@ -117,7 +118,7 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, str | None]:
         """(text that is safe to show, the stop string that is now complete or None).
 
-        A match ends it: the stop string and what follows are never shown, and further pushes return the match again.
+        A match is final: what follows is never shown, and further pushes return the match again.
         """
         if self._found is not None or not self._stops:
             return ("", self._found) if self._found is not None else (text, None)
@@ -126,13 +127,13 @@ class StopStrings:
             complete = [stop for index, stop in enumerate(self._stops) if self._advance(index, character)]
             if complete:
                 self._found, self._held = max(complete, key=len), ""
-                return seen[: end - len(self._found)], self._found
+                return seen[: end if self._shown else end - len(self._found)], self._found
         cut = len(seen) - max(self._matched)
         self._held = seen[cut:]
         return seen[:cut], None
 
     def flush(self) -> str:
-        """What was held back, at the end of the text; the search starts anew."""
+        """The text that was held back, at the end; the search starts anew."""
         held, self._held = self._held, ""
         self._matched = [0] * len(self._stops)
         return held

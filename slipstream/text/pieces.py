@@ -1,9 +1,9 @@
 """What one vocabulary entry contributes to the text, as bytes.
 
 Two families cover nearly every causal language model. *Byte-level* vocabularies spell each byte as one printable
-character; *SentencePiece* ones write a space as U+2581 and a byte that has no piece as `<0x0A>`. In both, the text of a
-sequence is the UTF-8 reading of its tokens' bytes laid end to end, so it can be decoded token by token. Any other
-decoder (WordPiece, say) is left to the library that defines it.
+character; *SentencePiece* ones write a space as U+2581 and a byte without a piece as `<0x0A>`. In both, the text of a
+sequence is the UTF-8 decoding of its tokens' concatenated bytes, so it can be decoded token by token. Other decoders
+(WordPiece, say) are left to the library.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Style(enum.Enum):
 
 @dataclass(frozen=True)
 class Decoding:
-    """A style, and whether the one space that encoding put in front of a text is taken off again."""
+    """A style, and whether decoding strips the one space that encoding put before a text."""
 
     style: Style
     strips_space: bool = False
 
 
 def decoding_of(decoder: Any) -> Decoding:
-    """The decoding that a `tokenizers` decoder does; OTHER unless it is known exactly."""
+    """The decoding of a `tokenizers` decoder; OTHER unless it is recognised exactly."""
     if decoder is None:
         return Decoding(Style.OTHER)
     state = json.loads(decoder.__getstate__())
@@ -55,7 +55,7 @@ def decoding_of(decoder: Any) -> Decoding:
 
 
 def piece_bytes(token: str, style: Style) -> bytes:
-    """The bytes that a vocabulary entry stands for; `style` is one of the two known ones."""
+    """The bytes of a vocabulary entry; `style` is one of the two known ones."""
     if style is Style.SENTENCEPIECE:
         byte = _FALLBACK_BYTE.fullmatch(token)
         return bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
@@ -66,7 +66,7 @@ def piece_bytes(token: str, style: Style) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling: visible Latin-1 characters stand for themselves, the rest follow from U+0100 in order."""
+    """GPT-2's spelling: visible Latin-1 characters are unchanged, the rest follow from U+0100 in order."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

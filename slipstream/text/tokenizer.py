@@ -1,4 +1,4 @@
-"""The tokenizer: text to ids and back, whatever file it came from."""
+"""The tokenizer: text to ids and back, for every file format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _IDS = 1 << 32  # the library counts tokens in 32 bits
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` with what its model's files say about BOS, the end of an answer, and chats.
+    """Wraps a `tokenizers.Tokenizer` with what its model's files say about BOS, end tokens and chats.
 
-    `bos_id` is None where the model has none; `eos_ids` are all ids that end an answer, in the order declared;
-    `special_ids` are those that `decode` leaves out. `add_bos=None` leaves the special tokens of `encode` to the
-    backend's post-processor; True or False is for a backend that has none.
+    `bos_id` is None if the model has none; `eos_ids` are all ids that end an answer, in the order declared;
+    `special_ids` are those that `decode` skips. `add_bos=None` leaves the special tokens of `encode` to the backend's
+    post-processor; True or False is for a backend without one.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Tokenizer:
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        backend.no_truncation()  # some files carry settings of their training run
+        backend.no_truncation()  # some files have settings of their training run
         backend.no_padding()
         self._backend = backend
         self._add_bos = add_bos if bos_id is not None else None
@@ -43,11 +43,11 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(id for id, token in added.items() if token.special)
-        self._pieces: dict[int, bytes] = {}  # of the tokens that were met
+        self._pieces: dict[int, bytes] = {}  # cache of decoded tokens
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """The tokenizer of a Hugging Face model directory. ModelNotFound or CorruptFile if it cannot be had."""
+        """The tokenizer of a Hugging Face model directory. Raises ModelNotFound or CorruptFile."""
         from slipstream.text.directory import tokenizer_from_directory
 
         return tokenizer_from_directory(path)
@@ -57,7 +57,7 @@ class Tokenizer:
         return self._size
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """The ids of a text; with `add_special`, BOS first where the model wants one.
+        """The ids of a text; with `add_special`, BOS first if the model has one.
 
         Special tokens written in the text become their ids.
         """
@@ -66,15 +66,15 @@ class Tokenizer:
         by_backend = add_special and self._add_bos is None
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=by_backend).ids
-        except (TypeError, UnicodeEncodeError) as error:  # the library's word for a string that is not Unicode
+        except (TypeError, UnicodeEncodeError) as error:  # raised for a string that is not Unicode
             raise PromptError("the text has half a surrogate pair, which no tokenizer can encode") from error
         return [self.bos_id, *ids] if add_special and self._add_bos and self.bos_id is not None else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of these ids; ids outside the vocabulary count for nothing.
+        """The text of these ids; ids outside the vocabulary are ignored.
 
-        Bytes that are not UTF-8 become U+FFFD, one for each broken character, and spoil nothing around them (the
-        `tokenizers` library gives up a whole run of SentencePiece byte tokens for one bad byte).
+        Bytes that are not UTF-8 become U+FFFD, one for each broken character, without affecting their neighbours (the
+        `tokenizers` library drops a whole run of SentencePiece byte tokens for one bad byte).
         """
         if self.decoding.style is Style.OTHER:
             return str(self._backend.decode([id for id in ids if id >= 0], skip_special_tokens=skip_special))
@@ -83,7 +83,7 @@ class Tokenizer:
         return text.removeprefix(" ") if self.decoding.strips_space else text
 
     def piece(self, id: int) -> bytes:
-        """The bytes that one token adds to a text; empty outside the vocabulary and where the style is OTHER."""
+        """The bytes that one token adds to a text; empty outside the vocabulary and for style OTHER."""
         if id not in self._pieces:
             token, style = self.token(id), self.decoding.style
             self._pieces[id] = b"" if token is None or style is Style.OTHER else piece_bytes(token, style)
@@ -94,7 +94,7 @@ class Tokenizer:
         return self._backend.id_to_token(id) if 0 <= id < _IDS else None
 
     def token_text(self, id: int) -> str:
-        """What one token looks like to a person; bytes that are no character alone show as \\xNN."""
+        """A token as readable text; bytes that are no complete character show as \\xNN."""
         token = self.token(id)
         if token is None:
             return f"<id {id}>"
@@ -114,7 +114,7 @@ class Tokenizer:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:
-        """The prompt that the model's chat template makes of these messages; `kwargs` are the template's variables."""
+        """The prompt for these messages by the model's chat template; `kwargs` are the template's variables."""
         if self._chat is None:
             raise OptionError("this model has no chat template", hint="give a plain prompt to generate instead")
         return self._chat.render(messages, add_generation_prompt, **kwargs)
@@ -126,7 +126,7 @@ class Tokenizer:
         return self.encode(self.render_chat(messages, add_generation_prompt, **kwargs), add_special=False)
 
     def fingerprint(self) -> str:
-        """A hash of the id-to-token map: equal for two tokenizers whose ids mean the same."""
+        """A hash of the id-to-token map: equal for tokenizers whose ids mean the same."""
         return self._fingerprint
 
     @functools.cached_property

@@ -1,1 +1,1 @@
-"""Training drafters: data that the target wrote itself, features, losses, the trainer."""
+"""Training drafters: data written by the target itself, features, losses, the trainer."""

@@ -1,6 +1,6 @@
-"""`python -m slipstream.train METHOD --data D --out O`: training where nothing but torch is installed.
+"""`python -m slipstream.train METHOD --data D --out O`: training with torch alone.
 
-`slipstream train` does the same with more comfort.
+`slipstream train` does the same with progress bars and more options.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from pathlib import Path
 
 from slipstream.errors import SlipstreamError
-from slipstream.models.builtin import DEFAULT_MODEL
-from slipstream.train.course import Course
-from slipstream.train.joint import require_places, split_settings, train_jointly
-from slipstream.train.run import Order, train
+from slipstream.models.formats.builtin import DEFAULT_MODEL
+from slipstream.train.config import TrainConfig
+from slipstream.train.joint.run import require_places, split_settings, train_jointly
+from slipstream.train.run import TrainJob, train
 from slipstream.train.settings import parsed
-from slipstream.train.trainer import Watch
+from slipstream.train.trainer import ProgressSink
 
 _SHOW_EVERY = 10.0  # seconds
 
 
 class _Lines:
-    """Progress as plain lines, not too many of them."""
+    """Progress as plain lines, at most one per `_SHOW_EVERY` seconds."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -45,24 +45,24 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--restart", action="store_true")
     parser.add_argument("--joint", action="store_true", help="tune the target too: makes another model")
-    parser.add_argument("--model-out", type=Path, help="where that goes (default: beside --out)")
+    parser.add_argument("--model-out", type=Path, help="directory of that model (default: beside --out)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    for field in dataclasses.fields(Course):
+    for field in dataclasses.fields(TrainConfig):
         parser.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
     given["data"] = tuple(given["data"])
     try:
-        course = Course(**{field.name: given.pop(field.name) for field in dataclasses.fields(Course)})
+        config = TrainConfig(**{field.name: given.pop(field.name) for field in dataclasses.fields(TrainConfig)})
         joint, model_out, settings = given.pop("joint"), given.pop("model_out"), parsed(given.pop("set"))
-        watch = Watch(lambda line: print(line, flush=True), _Lines().show)
+        sink = ProgressSink(lambda line: print(line, flush=True), _Lines().show)
         require_places(joint, given["out"], model_out)
         if joint:
             tuning, settings = split_settings(given["method"], settings)
-            order = Order(settings=settings, course=course, **given)
-            _, place, drafter = train_jointly(order, tuning, watch, model_out)
+            job = TrainJob(settings=settings, config=config, **given)
+            _, place, drafter = train_jointly(job, tuning, sink, model_out)
         else:
-            place, drafter = train(Order(settings=settings, course=course, **given), watch)
+            place, drafter = train(TrainJob(settings=settings, config=config, **given), sink)
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,12 +1,12 @@
-"""Training data on disk: conversations that a target wrote, as token ids. docs/data.md describes the format.
+"""Training data on disk: conversations written by a target, as token ids. docs/data.md describes the format.
 
-A data set is a directory. `data.json` says what is in it and by whom; each shard is two files:
+A data set is a directory. `data.json` describes it; each shard is two files:
 
-    tokens-00000.bin   the ids of the chats, one behind the other; 2 or 4 bytes each, little-endian
+    tokens-00000.bin   the ids of the chats, one after the other; 2 or 4 bytes each, little-endian
     index-00000.bin    one entry per chat (`data_files.INDEX`)
 
-A shard counts when `data.json` names it. Every file gets its name only when it is whole, and `data.json` comes last, so
-that whoever is killed loses the shard that was being written and nothing else.
+A shard counts when `data.json` names it. Files appear atomically, `data.json` last, so a killed process loses only the
+shard that was being written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation that ends with an answer of the target. The prompt is all that stands before that answer."""
+    """A conversation that ends with an answer of the target. The prompt is everything before that answer."""
 
     tokens: Ids  # [length], prompt and answer
     prompt_len: int  # tokens that are not the target's answer
@@ -56,9 +56,9 @@ class Chat:
 
 
 class ChatData:
-    """A data set, or several of one target, mapped into memory. CorruptFile or OptionError if they cannot be used.
+    """One or more data sets of one target, memory-mapped. CorruptFile or OptionError if they cannot be used.
 
-    `description`: what is known of where the chats come from, and their counts.
+    `description`: where the chats come from, and their counts.
     """
 
     def __init__(self, directory: Path, *more: Path) -> None:
@@ -96,7 +96,7 @@ def _together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class _Shard:
-    """The two files of a shard. What cannot be is refused when it is opened, or, for an id, when it is read."""
+    """The two files of a shard. Invalid files are refused when opened, invalid ids when read."""
 
     def __init__(self, directory: Path, number: int, description: Mapping[str, Any]) -> None:
         chats, tokens = shard_sizes(description)[number]
@@ -107,24 +107,23 @@ class _Shard:
         lengths = np.diff(self.index["end"].astype(np.int64), prepend=0)
         prompts = self.index["prompt_len"]
         if self.index["end"][-1] != tokens or not ((prompts >= 1) & (prompts < lengths)).all():
-            raise CorruptFile(f"{str(path)!r} is garbled: its lengths cannot be", hint=REMAKE)
+            raise CorruptFile(f"{str(path)!r} is corrupt: its lengths are impossible", hint=REMAKE)
 
     def chat(self, index: int, vocab_size: int) -> Chat:
         entry = self.index[index]
         start = int(self.index["end"][index - 1]) if index else 0
         tokens = self._tokens[start : int(entry["end"])].astype(np.int64)
         if tokens.max() >= vocab_size:
-            raise CorruptFile(f"{str(self._path)!r} is garbled: there is no token {tokens.max()}", hint=REMAKE)
+            raise CorruptFile(f"{str(self._path)!r} is corrupt: there is no token {tokens.max()}", hint=REMAKE)
         return Chat(tokens, int(entry["prompt_len"]), bool(entry["temperature"] > 0))
 
 
 class ChatWriter:
-    """Writes a data set, or goes on with one; a context.
+    """Writes a data set, or continues one; a context manager.
 
-    Chats are appended and, with `commit`, become a shard. `items` counts the conversations that were dealt with, kept
-    or dropped: whoever goes on with a data set begins there. What `arguments`, `sources`, `tokenizer` and `fingerprint`
-    say must be the same then, and OptionError names what is not. Leaving the context commits what was appended; after
-    an error it is forgotten.
+    Chats are appended and, with `commit`, become a shard. `items` counts the conversations processed, kept or dropped:
+    a continued data set starts there. `arguments`, `sources`, `tokenizer` and `fingerprint` must then be the same;
+    OptionError names a difference. Leaving the context commits what was appended; after an error it is discarded.
     """
 
     def __init__(
@@ -166,7 +165,7 @@ class ChatWriter:
 
     @property
     def items(self) -> int:
-        """Conversations that are done with: kept or dropped, and on disk."""
+        """Conversations processed: kept or dropped, and on disk."""
         return int(self._counts["items"])
 
     @property
@@ -200,12 +199,12 @@ class ChatWriter:
         if not 1 <= prompt_len < len(ids):
             raise ValueError(f"a chat of {len(ids)} tokens cannot have a prompt of {prompt_len}")
         if ids.min() < 0 or ids.max() >= self._description["vocab_size"]:
-            raise ValueError(f"a token is none of the {self._description['vocab_size']} that there are")
+            raise ValueError(f"a token is outside the vocabulary of {self._description['vocab_size']}")
         self._tokens.append(ids.astype(f"<u{self._description['token_bytes']}"))
         self._entries.append((0, item, prompt_len, temperature, source, flags, tuple(int(s) for s in signature)))
 
     def commit(self, items: int, dropped: Mapping[str, int] | None = None) -> None:
-        """Make what was appended a shard, safe on disk. `items`: conversations behind it, those dropped included."""
+        """Write what was appended as a shard, synced to disk. `items`: conversations in it, dropped ones included."""
         index = np.array(self._entries, INDEX)
         lengths = np.array([len(tokens) for tokens in self._tokens], np.int64)
         index["end"] = np.cumsum(lengths)
@@ -241,17 +240,17 @@ class ChatWriter:
         write_file(self._directory / HEADER, (json.dumps(self._description, indent=1) + "\n").encode())
 
     def _continue(self) -> None:
-        """Take over what is there, if the same would have been made."""
+        """Continue the data set in the directory, if its arguments are the same."""
         found, wanted = read_header(self._directory), self._description
         pairs = [(name, found[name], wanted[name]) for name in ("fingerprint", "tokenizer", "vocab_size")]
         for name in sorted({*found["arguments"], *wanted["arguments"]}):
             pairs.append((name, found["arguments"].get(name), wanted["arguments"].get(name)))
-        pairs.append(("sources", found["sources"], wanted["sources"]))  # which another recipe changes, too
+        pairs.append(("sources", found["sources"], wanted["sources"]))  # another recipe changes them too
         for name, old, new in pairs:
             if old != new:
                 raise OptionError(
-                    f"{str(self._directory)!r} was made with {name}={old!r}, and now it is {new!r}",
-                    hint="go on with the same arguments, or name another directory",
+                    f"{str(self._directory)!r} was made with {name}={old!r}, but now it is {new!r}",
+                    hint="continue with the same arguments, or name another directory",
                 )
         for number in range(len(found["shards"])):
             _Shard(self._directory, number, found)

@@ -1,8 +1,7 @@
-"""The files of a data set: their names and formats, written so that they appear whole or not at all, and checked."""
+"""The files of a data set: names and formats, atomic writes, checks."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,34 +11,36 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.errors import CorruptFile, OptionError
+from slipstream.folders import HeaderFile
 
 FORMAT, VERSION = "slipstream chats", 1
 HEADER = "data.json"
 PARTIAL = ".partial"
 INDEX = np.dtype(
     [
-        ("end", "<u8"),  # where its ids end in the file; they begin where those of the chat before end
-        ("item", "<u4"),  # which conversation of the recipe it is
+        ("end", "<u8"),  # end of its ids in the file; they start at the end of the previous chat's
+        ("item", "<u4"),  # number of the conversation in the recipe
         ("prompt_len", "<u4"),
         ("temperature", "<f4"),  # 0: greedy
-        ("source", "<u2"),  # place in data.json's `sources`: where the prompt came from
+        ("source", "<u2"),  # index into data.json's `sources`: where the prompt came from
         ("flags", "<u2"),
-        ("signature", "<u8", (4,)),  # of the user's first words (`loops.signature`): finds near-duplicates later
+        ("signature", "<u8", (4,)),  # of the user's first words (`loops.signature`), for near-duplicates
     ]
 )
-# Flags: the answer was cut where it began to repeat itself; other turns come before the last one; the prompt has a text
-# in it that the target wrote before.
+# Flags: the answer was cut where it started to repeat itself; the prompt has earlier turns; the prompt contains a text
+# that the target wrote before.
 CUT, FOLLOWED, ABOUT = 1, 2, 4
 REMAKE = "delete the directory and make it again: slipstream synth -o DIR"
+_FILE = HeaderFile(HEADER, "data set", FORMAT, VERSION, "slipstream synth -o DIR", REMAKE)
 
 
 def tokens_file(shard: int) -> str:
-    """The name of a shard's ids."""
+    """The file name of a shard's ids."""
     return f"tokens-{shard:05d}.bin"
 
 
 def index_file(shard: int) -> str:
-    """The name of a shard's index."""
+    """The file name of a shard's index."""
     return f"index-{shard:05d}.bin"
 
 
@@ -54,7 +55,7 @@ def shard_sizes(description: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """A file appears whole or not at all, and stays when the power goes."""
+    """Write a file atomically and sync it to disk."""
     partial = path.with_name(path.name + PARTIAL)
     with partial.open("wb") as file:
         file.write(content)
@@ -69,15 +70,15 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def require_empty(directory: Path) -> None:
-    """Refuse a directory in which somebody keeps something else."""
+    """Refuse a directory with other files in it."""
     others = sorted(entry.name for entry in directory.iterdir() if not entry.name.endswith(PARTIAL))
     if others:
-        what = f"{str(directory)!r} is no data set and is left alone: it has {others[0]!r}"
+        what = f"{str(directory)!r} is not a data set and is left alone: it has {others[0]!r}"
         raise OptionError(what, hint="name another directory")
 
 
 def mapped(path: Path, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-    """A file of so many entries, where it lies."""
+    """A memory-mapped file of so many entries."""
     size = path.stat().st_size if path.is_file() else 0
     if size != count * dtype.itemsize:
         raise CorruptFile(f"{str(path)!r} has {size} bytes, expected {count * dtype.itemsize}", hint=REMAKE)
@@ -85,20 +86,9 @@ def mapped(path: Path, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
 
 
 def read_header(directory: Path) -> dict[str, Any]:
-    """What `data.json` says; whatever cannot be is refused."""
+    """The content of `data.json`, checked."""
     path = directory / HEADER
-    try:
-        content = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        what = f"has no {HEADER}" if directory.is_dir() else "is no directory"
-        raise OptionError(f"no data set: {str(directory)!r} {what}", hint="make one: slipstream synth -o DIR") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CorruptFile(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}", hint=REMAKE) from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CorruptFile(f"{str(path)!r} does not describe a data set", hint=REMAKE)
-    if content.get("version") != VERSION:
-        found = f"version {content.get('version')!r} of the format"
-        raise CorruptFile(f"{str(path)!r} is {found}, and version {VERSION} is read here", hint=REMAKE)
+    content = _FILE.read(directory)
     for name, valid in _VALID.items():
         if not valid(content.get(name)):
             raise CorruptFile(f"{str(path)!r} has no valid {name!r}", hint=REMAKE)

@@ -1,4 +1,4 @@
-"""Examinations: how many tokens a drafter gives per step of the target, by real decoding."""
+"""Evaluation by real decoding: how many tokens a drafter gives per step of the target."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cache import PAGE_SIZE
 from slipstream.errors import DraftFault
 from slipstream.llm import LLM
-from slipstream.train.loops import loop_start
+from slipstream.train.synth.loops import loop_start
 from slipstream.types import SamplingParams, Stats
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What an examination found. A looping answer is easy to draft, and no user wants it: such are not counted, unless
-    there are no others.
+class Score:
+    """The result of an evaluation. Looping answers are easy to draft and of no use: they are not counted, unless there
+    are no others.
     """
 
     tokens_per_step: float
@@ -26,7 +25,7 @@ class Mark:
 
 
 class Examiner:
-    """Answers held-out prompts, greedily, with the drafter of a checkpoint, exactly as its users will."""
+    """Answers held-out prompts greedily with the drafter of a checkpoint, as its users will."""
 
     def __init__(self, llm: LLM, method: str, prompts: Sequence[list[int]], answer: int) -> None:
         self._llm = llm
@@ -34,8 +33,8 @@ class Examiner:
         self._prompts = list(prompts)
         self._params = SamplingParams(temperature=0.0, max_tokens=answer)
 
-    def mark(self, checkpoint: Path, **options: int) -> Mark:
-        """The mark of a checkpoint, its drafter given these options (none: the method's default tree)."""
+    def score(self, checkpoint: Path, **options: int) -> Score:
+        """Score a checkpoint whose drafter gets these options (none: the method's default tree)."""
         llm = self._llm
         llm.use({"method": self._method, "checkpoint": str(checkpoint), **options})
         try:
@@ -43,20 +42,12 @@ class Examiner:
             faults = llm.engine.draft_faults
         finally:
             llm.use(None)
-            self._forget()
         if faults:
-            raise DraftFault(f"{self._method} failed on {faults} of {len(outputs)} prompts while it was examined")
+            raise DraftFault(f"{self._method} failed on {faults} of {len(outputs)} prompts during evaluation")
         straight = [output for output in outputs if loop_start(output.token_ids) is None]
         total = Stats()
         for output in straight or outputs:
             total.add(output.stats)
         pairs = zip(total.accepted_by_depth, total.offered_by_depth, strict=True)
         by_depth = [accepted / offered for accepted, offered in pairs if offered]
-        return Mark(total.tokens_per_step, by_depth, len(straight or outputs), len(outputs) - len(straight))
-
-    def _forget(self) -> None:
-        """Make the cache forget the prompts: a head has no hidden states of pages that another drafter left there."""
-        cache = self._llm.cache
-        table = cache.open([])
-        cache.reserve(table, cache.available * PAGE_SIZE)
-        cache.release(table)
+        return Score(total.tokens_per_step, by_depth, len(straight or outputs), len(outputs) - len(straight))

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from slipstream import __version__
-from slipstream.drafters import trained
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head_checkpoint import Trained
+from slipstream.drafters.heads.weight_codec import FEWEST
 from slipstream.drafters.registry import drafter_class
-from slipstream.drafters.stored import FEWEST
-from slipstream.drafters.trained import Trained
 from slipstream.train import report
-from slipstream.train.evaluate import Examiner, Mark
+from slipstream.train.evaluate import Examiner, Score
 from slipstream.train.state import Record, Tensors
 
-# The share of the tokens per step that a smaller form of storage may seem to lose: two dozen answers cannot tell less.
+# Tolerated loss of tokens per step of a smaller form of storage: two dozen answers cannot resolve less.
 LOSS = 0.03
-TREES, BRANCH = (8, 16, 32, 64), 4  # nodes, and children of a node, also where a method drafts chains by default
+TREES, BRANCH = (8, 16, 32, 64), 4  # nodes, and children per node, even if a method drafts chains by default
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Form:
 
     def save(self, place: Path, drafter: Trained, files: Mapping[str, str] | None = None) -> None:
         weights = {name: weight.to(self.dtype) for name, weight in drafter.weights.items()}
-        trained.save(place, replace(drafter, weights=weights), bits=self.bits, files=files)
+        head_checkpoint.save(place, replace(drafter, weights=weights), bits=self.bits, files=files)
 
 
 # Smallest first.
@@ -51,28 +51,28 @@ FORMS = (
 SMALLEST = FORMS[0]
 
 
-def mark_weights(drafter: Trained, weights: Tensors, examiner: Examiner) -> Mark:
-    """Examine weights in the middle of a training, as the smallest file would have them."""
+def score_weights(drafter: Trained, weights: Tensors, examiner: Examiner) -> Score:
+    """Score weights during a training, quantized as in the smallest file."""
     with tempfile.TemporaryDirectory(prefix="slipstream-train-") as folder:
         place = Path(folder) / drafter.method
         SMALLEST.save(place, replace(drafter, weights=weights))
-        return examiner.mark(place)
+        return examiner.score(place)
 
 
 def finish(out: Path, drafter: Trained, record: Record, examiner: Examiner) -> Trained:
-    """Write the checkpoint `out`, in one go with its report; what was there before is replaced."""
+    """Write the checkpoint `out` and its report atomically, replacing an older one."""
     folder = Path(tempfile.mkdtemp(prefix="slipstream-train-"))
     try:
         marks = {}
         for form in FORMS:
             form.save(folder / form.name, drafter)
-            marks[form.name] = examiner.mark(folder / form.name)
+            marks[form.name] = examiner.score(folder / form.name)
         least = (1 - LOSS) * marks["float32"].tokens_per_step
         form = next(form for form in FORMS if marks[form.name].tokens_per_step >= least)
         branch = max(BRANCH, drafter_class(drafter.method).options_type().branch)
         measured = _figures(folder / form.name, marks[form.name], examiner, branch)
         figures = {**drafter.figures, "stored_as": form.name, **measured}
-        figures["stored"] = {name: mark.tokens_per_step for name, mark in marks.items()}
+        figures["stored"] = {name: score.tokens_per_step for name, score in marks.items()}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     finished = replace(drafter, figures=figures)
@@ -80,10 +80,10 @@ def finish(out: Path, drafter: Trained, record: Record, examiner: Examiner) -> T
     return finished
 
 
-def _figures(place: Path, default: Mark, examiner: Examiner, branch: int) -> dict[str, Any]:
-    """What a checkpoint gives: with the method's default tree, as a chain, and as trees of several sizes."""
-    chain = examiner.mark(place, branch=1)
-    trees = {str(nodes): examiner.mark(place, nodes=nodes, branch=branch).tokens_per_step for nodes in TREES}
+def _figures(place: Path, default: Score, examiner: Examiner, branch: int) -> dict[str, Any]:
+    """The figures of a checkpoint: with the method's default tree, as a chain, and as trees of several sizes."""
+    chain = examiner.score(place, branch=1)
+    trees = {str(nodes): examiner.score(place, nodes=nodes, branch=branch).tokens_per_step for nodes in TREES}
     return {
         "tokens_per_step": default.tokens_per_step,
         "accepted_by_depth": default.by_depth,
@@ -95,7 +95,7 @@ def _figures(place: Path, default: Mark, examiner: Examiner, branch: int) -> dic
 
 
 def provenance(arguments: Mapping[str, Any], data: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """How a drafter was made, for whoever finds it."""
+    """How a drafter was made."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.processor() or "cpu"
     return {
         "slipstream": __version__,

@@ -1,7 +1,7 @@
-"""What is read when: the texts of a data set, those that are held out, the order of the batches, the draft vocabulary.
+"""The texts of a data set, the held-out ones, the order of the batches, the draft vocabulary.
 
-Nothing here has a state: the batches of an epoch follow from the seed and the epoch's number, so that an interrupted
-training goes on as if nothing had happened.
+Nothing here has state: the batches of an epoch follow from the seed and the epoch's number, so an interrupted training
+continues with the same batches.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from slipstream.train.data import ChatData
 
 Indices = npt.NDArray[np.int64]
 
-HELD_OUT, LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 32, 512  # a share of the chats, and how many at least and at most
-_WINDOW = 32  # batches' worth of texts that are sorted by length together
+HELD_OUT, LEAST_HELD_OUT, MOST_HELD_OUT = 0.01, 32, 512  # share of the chats, minimum and maximum
+_WINDOW = 32  # batches of texts that are sorted by length together
 _COUNTED = 4096  # chats whose tokens are counted at one time
 
 
 @dataclass(frozen=True)
 class Page:
-    """The texts of a batch, filled up on the right with token 0."""
+    """The texts of a batch, padded on the right with token 0."""
 
     indices: Indices  # [batch], of the texts in their data set
     tokens: torch.Tensor  # [batch, length]
@@ -39,10 +39,11 @@ class Page:
 
 
 class Texts:
-    """The chats of a data set, cut to `longest` tokens; those without a word of the target before the cut are left out.
+    """The chats of a data set, cut to `longest` tokens; those without a token of the target before the cut are left
+    out.
 
-    `multiple`: batches are filled up to a multiple of it; a GPU is slow with every size that it has not seen before.
-    `training` and `held_out`: their indices. Which are held out depends on the number of chats alone.
+    `multiple`: batch lengths are padded to a multiple of it; a GPU is slow with every new size. `training` and
+    `held_out`: their indices. Which are held out depends on the number of chats alone.
     """
 
     def __init__(self, data: ChatData, longest: int, multiple: int = 1) -> None:
@@ -59,7 +60,7 @@ class Texts:
         count = min(max(LEAST_HELD_OUT, int(HELD_OUT * len(order))), MOST_HELD_OUT, len(order) // 2)
         if count == 0:
             raise OptionError(
-                f"the data has {len(order)} texts with an answer in its first {longest} tokens: too few to learn from",
+                f"the data has {len(order)} texts with an answer in its first {longest} tokens: too few to train on",
                 hint="make more with slipstream synth, or raise --longest",
             )
         self.left_out = len(data) - len(order)
@@ -87,10 +88,9 @@ class Texts:
         return Page(indices, tokens, torch.from_numpy(self._prompts[indices]), torch.from_numpy(lengths))
 
     def batches(self, seed: int, epoch: int, budget: int) -> list[Indices]:
-        """The batches of an epoch: each of the texts once, of `budget` tokens at most when filled up (or one text).
+        """The batches of an epoch: each text once, at most `budget` tokens per batch with padding (or one text).
 
-        Texts of similar length share a batch, so that little is filled up; which ones, and the order, change with the
-        epoch.
+        Texts of similar length share a batch, to pad little; the grouping and the order change with the epoch.
         """
         draw = np.random.default_rng((seed, epoch))
         shuffled = draw.permutation(self.training)
@@ -103,9 +103,9 @@ class Texts:
         return [batches[place] for place in draw.permutation(len(batches))]
 
     def vocabulary(self, size: int, ends: Iterable[int]) -> torch.Tensor:
-        """The ids of the `size` tokens (0: all) that the answers have most of, ascending; `ends` are always among them.
+        """The ids of the `size` most frequent tokens of the answers (0: all), ascending; `ends` are always included.
 
-        Of tokens that are equally frequent the lower ids come first.
+        Ties go to the lower ids.
         """
         total = self._data.vocab_size
         if size == 0 or size >= total:
@@ -125,7 +125,7 @@ class Texts:
 
 
 def _cut(texts: Indices, lengths: Sequence[int], budget: int) -> list[Indices]:
-    """Texts in ascending length as batches: as many in each as fit when filled up to the longest."""
+    """Texts of ascending length as batches: as many in each as fit when padded to the longest."""
     batches, start = [], 0
     for stop in range(1, len(texts) + 1):
         if stop == len(texts) or (stop + 1 - start) * lengths[stop] > budget:
@@ -135,7 +135,7 @@ def _cut(texts: Indices, lengths: Sequence[int], budget: int) -> list[Indices]:
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Numbers scattered over 64 bits (splitmix; wrapping is meant)."""
+    """Numbers hashed to 64 bits (splitmix; overflow is intended)."""
     x = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

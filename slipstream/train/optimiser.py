@@ -1,8 +1,8 @@
-"""How weights move: matrices by Muon, everything else by AdamW.
+"""The optimiser: Muon for matrices, AdamW for everything else.
 
-Muon takes the momentum of a matrix and makes all its singular values nearly 1 before it moves the matrix: directions
-that gradients rarely speak of are learnt as fast as the loud ones. It needs half of AdamW's memory. Vectors, and
-matrices whose rows stand for tokens, places or heads (`Head.tables`) keep AdamW.
+Muon moves a matrix along its momentum with all singular values made nearly 1: directions with small gradients are
+learnt as fast as those with large ones. It needs half of AdamW's memory. Vectors, and matrices whose rows are tokens,
+positions or heads (`Head.tables`), use AdamW.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.drafters.head import Head
+from slipstream.drafters.heads.head import Head
 from slipstream.train.state import Tensors
 
 _BETAS, _DECAY = (0.9, 0.95), 0.01
 _MOMENTUM = 0.95
-_LIKE_ADAM = 0.2  # the root of the mean square of a step of AdamW: both kinds of weights then share one rate
-# Five times x -> a x + b x^3 + c x^5 brings singular values from 0.001...1 to 0.7...1.2 (Keller Jordan's numbers).
+_LIKE_ADAM = 0.2  # RMS of an AdamW step: both kinds of weights then share one learning rate
+# Five iterations x -> a x + b x^3 + c x^5 bring singular values from 0.001...1 to 0.7...1.2 (Keller Jordan's
+# constants).
 _ITERATIONS, _POLYNOMIAL = 5, (3.4445, -4.7750, 2.0315)
 
 
 def flattened(matrices: torch.Tensor) -> torch.Tensor:
     """[count, rows, columns] -> matrices with the same singular directions whose singular values are all near 1."""
     a, b, c = _POLYNOMIAL
-    # No singular value is larger than the length of its matrix, which may be nothing at all.
+    # No singular value is larger than the norm of its matrix, which may be zero.
     lengths: torch.Tensor = torch.linalg.matrix_norm(matrices, keepdim=True)
     x = matrices / (1.01 * lengths).clamp_min(1e-30)
     if x.is_cuda:
@@ -34,13 +35,13 @@ def flattened(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(_ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return (x.mT.contiguous() if tall else x).to(matrices.dtype)  # laid out as the weights that they will be added to
+    return (x.mT.contiguous() if tall else x).to(matrices.dtype)  # in the layout of the weights
 
 
 class Muon(torch.optim.Optimizer):
-    """Steps along flattened momentum, as long as those of AdamW.
+    """Steps along orthogonalised momentum, of the length of AdamW's steps.
 
-    Matrices of one shape move together: one by one they would be most of what a GPU is told to do in a training step.
+    Matrices of one shape are updated together: one by one they would be most of the kernel launches of a training step.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], rate: float) -> None:
@@ -48,7 +49,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every weight that has a gradient."""
+        """Update every weight that has a gradient."""
         for group in self.param_groups:
             alike: dict[torch.Size, list[torch.Tensor]] = {}
             for weight in group["params"]:
@@ -58,7 +59,7 @@ class Muon(torch.optim.Optimizer):
                 self._move(weights, group["lr"])
 
     def _move(self, weights: list[torch.Tensor], rate: float) -> None:
-        """Move weights of one shape."""
+        """Update weights of one shape."""
         gradients = torch.stack([weight.grad for weight in weights if weight.grad is not None])
         momenta = [self._momentum(weight) for weight in weights]
         torch._foreach_lerp_(momenta, list(gradients), 1 - _MOMENTUM)
@@ -75,7 +76,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class Optimiser:
-    """All weights of a head and what is remembered of their gradients."""
+    """All weights of a head and their optimiser state."""
 
     def __init__(self, head: Head, rate: float, *, fused: bool) -> None:
         inner = head.matrices()
@@ -93,7 +94,7 @@ class Optimiser:
             self._parts["muon"] = Muon(inner, rate)
 
     def step(self, rate: float) -> None:
-        """Move all weights at this rate, and forget their gradients."""
+        """Update all weights at this rate, and clear their gradients."""
         for part in self._parts.values():
             for group in part.param_groups:
                 group["lr"] = rate
@@ -102,7 +103,7 @@ class Optimiser:
 
     @property
     def memory(self) -> Tensors:
-        """What it remembers, under "part.number of the weight.name"."""
+        """The optimiser state, under "part.number of the weight.name"."""
         return {
             f"{name}.{number}.{what}": tensor
             for name, part in self._parts.items()
@@ -111,7 +112,7 @@ class Optimiser:
         }
 
     def restore(self, memory: Tensors) -> None:
-        """Remember what another one remembered."""
+        """Load a saved optimiser state."""
         states: dict[str, dict[int, Tensors]] = {name: {} for name in self._parts}
         for key, tensor in memory.items():
             name, number, what = key.split(".")

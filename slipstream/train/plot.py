@@ -1,4 +1,4 @@
-"""Line plots as SVG text: no library, no script, one picture that any browser shows."""
+"""Line plots as SVG text, without a library or script."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 860, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 110, 12, 42  # margins; the names of the lines stand in the right one
-_MOST_POINTS = 400  # of a line: more cannot be told apart
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 110, 12, 42  # margins; the right one holds the legend
+_MOST_POINTS = 400  # of a line: more cannot be seen
 _COLOURS = ("#1f6feb", "#d1570a", "#2da44e", "#a475f9", "#bf3989", "#57606a", "#b08800", "#0a7d91")
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) from left to right, and what they are called."""
+    """Points (x, y) from left to right, and their name."""
 
     name: str
     points: Sequence[tuple[float, float]]
 
 
 def plot(lines: Sequence[Line], x_name: str, y_name: str, top: float | None = None) -> str:
-    """The lines in one picture. `top`: where the y axis ends (default: at the highest point)."""
+    """The lines in one picture. `top`: end of the y axis (default: the highest point)."""
     points = [point for line in lines for point in line.points]
     if not points:
         return "<p>no points</p>"
@@ -64,7 +64,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Means of neighbours where there are more points than a picture can show."""
+    """Means of neighbouring points if there are more than a picture can show."""
     size = -(-len(points) // _MOST_POINTS)
     if size <= 1:
         return points

@@ -1,8 +1,8 @@
-"""What the target thought of a text, kept for the next time that it is read.
+"""Caches the target's outputs on a text for the next epoch.
 
-A head that reads no hidden states of the target learns from its probabilities alone, and a few of them are nearly all
-that a row has. Once they are kept, the target need not read the text again, which is two thirds of what a training step
-computes.
+A head that reads no hidden states of the target learns from its probabilities alone, and a few of them cover nearly the
+whole distribution of a row. With those cached, the target need not read the text again, which is two thirds of the
+compute of a training step.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from slipstream.drafters.head import Head, Lesson, Rows
+from slipstream.drafters.heads.head import Head, Lesson, Rows
 from slipstream.train.lessons import Indices, Page, Texts
 from slipstream.train.teacher import own_words
 
-_MOST, _LEAST = 64, 16  # draft tokens that are kept of a row: 64 have 98% of what all of them have, 16 have 94%
+_MOST, _LEAST = 64, 16  # draft tokens kept per row: 64 cover 98% of the probability of all, 16 cover 94%
 _ROOM = 8 << 30  # bytes
-_FREE = 0.25  # of the free memory of a device, at most
+_FREE = 0.25  # largest share of the free device memory
 
 
 class Remembered:
-    """The likeliest draft tokens of every row that is worth learning, `kept` of them; none yet."""
+    """The `kept` likeliest draft tokens of every row to learn from; initially empty."""
 
     def __init__(self, counts: Indices, kept: int, vocab: torch.Tensor, dtype: torch.dtype) -> None:
-        """`counts`: how many such rows each text has. `vocab`: the draft tokens. `dtype`: of probabilities."""
+        """`counts`: such rows per text. `vocab`: the draft tokens. `dtype`: of probabilities."""
         total, self._kept, self._tokens_in_all = int(counts.sum()), kept, len(vocab)
         self._counts = counts
-        self._starts = np.cumsum(counts) - counts  # where the rows of each text begin
+        self._starts = np.cumsum(counts) - counts  # start of each text's rows
         self._known = np.zeros(len(counts), np.bool_)
         self._shares = torch.empty(total, kept, dtype=dtype, device=vocab.device)
         self._tokens = torch.empty(total, kept, dtype=_index_type(len(vocab)), device=vocab.device)
@@ -36,7 +36,7 @@ class Remembered:
         self._reread: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def lesson(self, page: Page, rows: Rows, ask: Callable[[], Lesson]) -> Lesson:
-        """The lesson of a page, whose rows worth learning are `rows`. The target is asked if a text is new to it."""
+        """The lesson of a page with `rows` to learn from. The target reads it only if a text is new."""
         if self._known[page.indices].all():
             return self._recalled(page, rows)
         lesson = ask()
@@ -45,13 +45,13 @@ class Remembered:
 
     def _keep(self, page: Page, rows: Rows, lesson: Lesson) -> None:
         where = self._where(page.indices)
-        places = rows.places[: len(where)]  # without those that fill up
+        places = rows.places[: len(where)]  # without padding
         shares, tokens = lesson.probabilities.flatten(0, 1)[places].topk(self._kept)
         self._shares[where] = shares
         self._tokens[where] = tokens.to(self._tokens.dtype)
         self._best[where] = lesson.best.flatten()[places].to(self._best.dtype)
         self._known[page.indices] = True
-        self._reread = lesson.reread  # of every lesson the same
+        self._reread = lesson.reread  # the same for every lesson
 
     def _recalled(self, page: Page, rows: Rows) -> Lesson:
         where = self._where(page.indices)
@@ -67,7 +67,7 @@ class Remembered:
         )
 
     def _where(self, texts: Indices) -> torch.Tensor:
-        """Where the rows of these texts are kept, text by text: the order in which they stand in a page."""
+        """Where the rows of these texts are kept, text by text: their order in a page."""
         counts = self._counts[texts]
         before = np.cumsum(counts) - counts
         where = np.repeat(self._starts[texts] - before, counts) + np.arange(counts.sum())
@@ -75,13 +75,13 @@ class Remembered:
 
 
 def remembered(head: Head, texts: Texts) -> Remembered | None:
-    """A memory for a training of this head; None where there can be none.
+    """The cache for a training of this head; None if there is none.
 
-    On a CPU there is none: a training that was interrupted must come to the same weights as one that was not, bit for
-    bit, and what is read anew in another batch may differ in the last of them.
+    There is none on a CPU: an interrupted training must give the same weights as an uninterrupted one, bit for bit, and
+    a text that is read again in another batch may differ in the last bits.
     """
     vocab, rows = head.frame.vocab, head.frame.rows
-    if not head.few_will_do or not vocab.is_cuda:
+    if not head.top_is_enough or not vocab.is_cuda:
         return None
     counts = texts.answer_lengths
     room = min(_ROOM, int(_FREE * torch.cuda.mem_get_info(vocab.device)[0]))
@@ -90,7 +90,7 @@ def remembered(head: Head, texts: Texts) -> Remembered | None:
 
 
 def fitting(rows: int, tokens: int, share_bytes: int, room: int) -> int:
-    """How many of so many draft tokens can be kept of each row in so many bytes; 0: too few to learn from."""
+    """Number of draft tokens, out of `tokens`, that can be kept per row in `room` bytes; 0: too few to learn from."""
     each = share_bytes + _index_type(tokens).itemsize
     kept = min(_MOST, tokens, (room // rows - torch.int32.itemsize) // each)
     return kept if kept >= min(_LEAST, tokens) else 0

@@ -1,4 +1,4 @@
-"""What a training leaves behind for people: its numbers as JSON, and a page of pictures that needs nothing else."""
+"""The report of a training: its numbers as JSON, and a self-contained page of plots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from slipstream.drafters.trained import Trained
+from slipstream.drafters.heads.head_checkpoint import Trained
 from slipstream.train.plot import Line, plot
 from slipstream.train.state import Record
 
@@ -40,17 +40,18 @@ def _page(drafter: Trained, record: Record) -> str:
     sections = [
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>",
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>",
-        "<p>Tokens per step are measured by real decoding of held-out prompts, greedily; looping answers are left out."
-        "</p>",
+        "<p>Tokens per step are measured by greedy decoding of held-out prompts; looping answers are left out.</p>",
         _table({"tokens per step": _rounded(figures["tokens_per_step"]), **_shapes(figures)}),
         "<h2>Loss</h2>",
         plot([Line("training", [(entry["step"], entry["loss"]) for entry in record.losses])], "step", "loss"),
-        "<h2>Right by depth, the tokens before given (training)</h2>",
+        "<h2>Accuracy by depth, given the tokens before (training)</h2>",
         plot(_depths(record.losses, "accuracy"), "step", "share", top=1.0),
         "<h2>Accepted by depth (held-out prompts)</h2>",
         plot(_depths(record.marks, "by_depth"), "step", "share", top=1.0),
         "<h2>Tokens per step (held-out prompts)</h2>",
-        plot([Line("", [(mark["step"], mark["tokens_per_step"]) for mark in record.marks])], "step", "tokens per step"),
+        plot(
+            [Line("", [(score["step"], score["tokens_per_step"]) for score in record.marks])], "step", "tokens per step"
+        ),
         "<h2>How it was made</h2>",
         _table({**training, **drafter.provenance.get("arguments", {}), "torch": drafter.provenance.get("torch", "")}),
         "</body></html>\n",
@@ -59,7 +60,7 @@ def _page(drafter: Trained, record: Record) -> str:
 
 
 def _shapes(figures: dict[str, Any]) -> dict[str, str]:
-    """Tokens per step by the shape of the draft, and by how the weights are stored."""
+    """Tokens per step by the shape of the draft and by the storage of the weights."""
     shapes = {"as a chain": _rounded(figures["chain"]["tokens_per_step"])}
     shapes |= {f"as a tree of {nodes} nodes": _rounded(value) for nodes, value in figures["nodes"].items()}
     shapes |= {f"stored as {form}": _rounded(value) for form, value in figures["stored"].items()}
@@ -67,7 +68,7 @@ def _shapes(figures: dict[str, Any]) -> dict[str, str]:
 
 
 def _depths(entries: list[dict[str, Any]], name: str) -> list[Line]:
-    """One line for each depth; an entry may have fewer depths than others."""
+    """One line per depth; an entry may have fewer depths than others."""
     depths = max((len(entry[name]) for entry in entries), default=0)
     return [
         Line(f"depth {depth + 1}", [(e["step"], e[name][depth]) for e in entries if depth < len(e[name])])

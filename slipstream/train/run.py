@@ -1,4 +1,4 @@
-"""One training from beginning to end: what is asked for is checked, the target teaches, and a checkpoint is written."""
+"""One training from start to end: the job is checked, the head is trained, and a checkpoint is written."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 
 import torch
 
-from slipstream.drafters import trained
-from slipstream.drafters.head import Head, HeadSettings
-from slipstream.drafters.learned import LearnedDrafter, frame_of, make_head, settings_of
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Head, HeadSettings
+from slipstream.drafters.heads.head_checkpoint import Made, Trained
+from slipstream.drafters.heads.head_drafter import LearnedDrafter, frame_of, make_head, settings_of
 from slipstream.drafters.registry import drafter_class, drafter_names, make_options
-from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.folders import expanded
 from slipstream.llm import LLM
-from slipstream.models.adapter_checkpoint import AdapterCheckpoint
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
+from slipstream.models.formats.builtin import DEFAULT_MODEL
+from slipstream.models.formats.resolve import open_model
 from slipstream.models.load import choose_device, choose_dtype
-from slipstream.models.loader import open_model
 from slipstream.train import report, state
-from slipstream.train.course import Course
+from slipstream.train.config import TrainConfig
 from slipstream.train.data import ChatData
-from slipstream.train.evaluate import Examiner, Mark
-from slipstream.train.finish import finish, mark_weights, provenance
+from slipstream.train.evaluate import Examiner, Score
+from slipstream.train.finish import finish, provenance, score_weights
 from slipstream.train.lessons import Texts
 from slipstream.train.remembered import remembered
 from slipstream.train.state import Record, Tensors
 from slipstream.train.teacher import Teacher
-from slipstream.train.trainer import Trainer, Watch
+from slipstream.train.trainer import ProgressSink, Trainer
 
 BAD_BATCH = "bad-batch-"
 
@@ -39,10 +39,10 @@ _MULTIPLE = {"cpu": 1, "cuda": 64}  # lengths of batches, by kind of device
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to train, on what, where to. `data`: one data set or several. `init`: a checkpoint to start from, or a
-    method, for the one that is found for it. `settings`: the method's, as texts or values. `restart`: forget what an
-    interrupted training left in `out`.
+class TrainJob:
+    """What to train, on what data, and where to. `data`: one or more data sets. `init`: a checkpoint to start from, or
+    a method, for the one found for it. `settings`: the method's, as strings or values. `restart`: discard the state of
+    an interrupted training in `out`.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Order:
     model: str = DEFAULT_MODEL
     init: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
-    course: Course = field(default_factory=Course)
+    config: TrainConfig = field(default_factory=TrainConfig)
     restart: bool = False
     device: str = "auto"
     dtype: str = "auto"
@@ -63,55 +63,55 @@ def learned_methods() -> list[str]:
 
 
 def learned_class(method: str) -> type[LearnedDrafter[Any]]:
-    """The drafter of a method that can be trained; all others are refused."""
+    """The drafter of a trainable method; all others are refused."""
     if method not in drafter_names():
         raise unknown_choice("drafter", method, learned_methods())
     kind = drafter_class(method)
     if not issubclass(kind, LearnedDrafter):
-        raise OptionError(f"{method} does not learn", hint=f"valid: {', '.join(learned_methods())}")
+        raise OptionError(f"{method} cannot be trained", hint=f"valid: {', '.join(learned_methods())}")
     return kind
 
 
 def require_method(method: str, settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings, converted; a method that does not learn, and settings that it does not have, are refused."""
+    """The settings, converted; methods that cannot be trained and unknown settings are refused."""
     shaped = make_options(method, learned_class(method).settings_type, settings)
     return {name: getattr(shaped, name) for name in settings}
 
 
-def train(order: Order, watch: Watch, plan: Callable[..., Training] | None = None) -> tuple[Path, Trained]:
-    """Carry out an order, or go on with it; the checkpoint's place and what is in it.
+def train(job: TrainJob, sink: ProgressSink, plan: Callable[..., Training] | None = None) -> tuple[Path, Trained]:
+    """Run a job, or continue it; returns the checkpoint's place and its content.
 
-    `plan`: makes a training of another kind than the usual from what the usual one is made of.
+    `plan`: makes a training of another kind from the same parts.
     """
-    kind = learned_class(order.method)
-    settings = make_options(order.method, kind.settings_type, order.settings)
-    given = None if order.out is None else expanded(order.out).resolve()
+    kind = learned_class(job.method)
+    settings = make_options(job.method, kind.settings_type, job.settings)
+    given = None if job.out is None else expanded(job.out).resolve()
     if given is not None:
         _require_ours(given)
-    data = ChatData(*order.data)
-    llm = _open(order)
-    _require_written_by(llm, data, order.data[0])
-    out = given or trained.directory(order.method, llm.model.fingerprint)
+    data = ChatData(*job.data)
+    llm = _open(job)
+    _require_written_by(llm, data, job.data[0])
+    out = given or head_checkpoint.directory(job.method, llm.model.fingerprint)
     _require_ours(out)
     try:
         _require_writable(out)
-        return out, (plan or Training)(order, kind, settings, data, llm, out, watch).run()
+        return out, (plan or Training)(job, kind, settings, data, llm, out, sink).run()
     except OSError as error:
         raise OptionError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
 
 
-def require_possible(order: Order) -> None:
-    """Refuse what can be refused before the data is there: writing it may take hours."""
-    _require_wide(order)
-    if isinstance(open_model(order.model), AdapterCheckpoint):
+def require_possible(job: TrainJob) -> None:
+    """Refuse what can be refused before there is data: writing it may take hours."""
+    _require_wide(job)
+    if isinstance(open_model(job.model), AdapterCheckpoint):
         raise OptionError(
-            f"{order.model} runs through transformers, which gives no hidden states to learn from",
+            f"{job.model} runs through transformers, which exposes no hidden states to learn from",
             hint="train for a model of a family that runs natively: docs/models.md",
         )
-    if order.init and (start := trained.named(order.init, learned_methods())) is not None:
-        trained.load(start)
-    if order.out is not None:
-        out = expanded(order.out).resolve()
+    if job.init and (start := head_checkpoint.named(job.init, learned_methods())) is not None:
+        head_checkpoint.load(start)
+    if job.out is not None:
+        out = expanded(job.out).resolve()
         _require_ours(out)
         try:
             _require_writable(out)
@@ -119,43 +119,43 @@ def require_possible(order: Order) -> None:
             raise OptionError(f"cannot write {str(out)!r}: {error.strerror or error}") from error
 
 
-def _open(order: Order) -> LLM:
+def _open(job: TrainJob) -> LLM:
     """The target, with room for the texts and no more."""
-    _require_wide(order)
-    # Every batch has another shape; without this, memory is asked of the driver again and again.
+    _require_wide(job)
+    # Every batch has another shape; without this the allocator would ask the driver for memory again and again.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    context = open_model(order.model).config.context
-    length = min(context, order.course.longest + order.course.answer)
+    context = open_model(job.model).config.context
+    length = min(context, job.config.longest + job.config.answer)
     return LLM(
-        order.model,
+        job.model,
         speculate=None,
-        dtype=order.dtype,
-        device=order.device,
-        quantize="none",  # what is learnt is what the weights say
+        dtype=job.dtype,
+        device=job.device,
+        quantize="none",  # the head learns from the exact weights
         max_model_len=length,
     )
 
 
-def _require_wide(order: Order) -> None:
-    """Refuse 16 bits on a CPU: they gain nothing there, and there are CPUs on which their gradients crash."""
-    if choose_device(order.device) == "cpu" and choose_dtype(order.dtype, "cpu") != torch.float32:
-        raise OptionError(f"dtype={order.dtype!r}: on a CPU drafters are trained in float32", hint="leave --dtype away")
+def _require_wide(job: TrainJob) -> None:
+    """Refuse 16-bit types on a CPU: they gain nothing there, and on some CPUs their gradients crash."""
+    if choose_device(job.device) == "cpu" and choose_dtype(job.dtype, "cpu") != torch.float32:
+        raise OptionError(f"dtype={job.dtype!r}: on a CPU drafters are trained in float32", hint="leave out --dtype")
 
 
 def _require_ours(out: Path) -> None:
-    """Refuse a place where something else lies: the finished checkpoint takes the place of all that is in it."""
+    """Refuse a directory with other files in it: the finished checkpoint replaces its content."""
     if out.exists() and not out.is_dir():
         raise OptionError(f"{str(out)!r} is a file", hint="name a directory")
-    known = {trained.DESCRIPTION, trained.WEIGHTS, report.NUMBERS, report.PAGE}
+    known = {head_checkpoint.DESCRIPTION, head_checkpoint.WEIGHTS, report.NUMBERS, report.PAGE}
     for entry in sorted(out.iterdir()) if out.is_dir() else []:
         if not (entry.name in known or state.is_ours(entry.name) or entry.name.startswith(BAD_BATCH)):
             raise OptionError(
-                f"{str(out)!r} has {entry.name!r}, which no training put there", hint="name another place"
+                f"{str(out)!r} has {entry.name!r}, which is not from a training", hint="name another place"
             )
 
 
 def _require_writable(out: Path) -> None:
-    """Find out now: states are written into the directory, and the checkpoint beside it before it takes its place."""
+    """Check now: states are written into the directory, and the checkpoint beside it before it is moved there."""
     out.mkdir(parents=True, exist_ok=True)
     for probe in (out / ".state-probe", out.with_name(f".{out.name}-probe")):
         probe.touch()
@@ -172,107 +172,107 @@ def _require_written_by(llm: LLM, data: ChatData, place: Path) -> None:
 
 
 def _larger(wanted: int, former: int) -> bool:
-    """Of sizes; 0 is all there are."""
+    """Compare sizes; 0 means all."""
     return former > 0 and (wanted == 0 or wanted > former)
 
 
 class Training:
-    """The parts of one training, put together."""
+    """The parts of one training."""
 
     def __init__(
         self,
-        order: Order,
+        job: TrainJob,
         kind: type[LearnedDrafter[Any]],
         settings: HeadSettings,
         data: ChatData,
         llm: LLM,
         out: Path,
-        watch: Watch,
+        sink: ProgressSink,
     ) -> None:
-        self._order = order
+        self._job = job
         self._kind = kind
         self._llm = llm
         self._data = data
         self._out = out
-        self._watch = watch
+        self._sink = sink
         self._teacher = Teacher(llm.model)
-        self._course = order.course.on(llm.model.device)
+        self._config = job.config.on(llm.model.device)
         self._start = self._starting_point(settings)
         given = settings_of(settings)
         self._settings = (
-            given if self._start is None else {**self._start.settings, **{n: given[n] for n in order.settings}}
+            given if self._start is None else {**self._start.settings, **{n: given[n] for n in job.settings}}
         )
         counts = data.description["counts"]
         self._arguments: dict[str, Any] = {
-            "method": order.method,
+            "method": job.method,
             "target": llm.model.fingerprint,
             "data": f"{counts['kept']} chats, {counts['tokens']} tokens, {data.description['created']}",
-            "init": order.init,
+            "init": job.init,
             **{f"set {name}": value for name, value in self._settings.items()},
-            **asdict(self._course),
+            **asdict(self._config),
         }
 
     def run(self) -> Trained:
-        """Train, or say what was trained."""
-        if self._order.restart:
+        """Train, or return what was trained already."""
+        if self._job.restart:
             state.clear(self._out)
         former = state.load(self._out, self._arguments)
-        if former is None and not self._order.restart and (self._out / trained.DESCRIPTION).exists():
+        if former is None and not self._job.restart and (self._out / head_checkpoint.DESCRIPTION).exists():
             return self._already_there()
-        texts = Texts(self._data, self._course.longest, _MULTIPLE[self._llm.model.device.partition(":")[0]])
+        texts = Texts(self._data, self._config.longest, _MULTIPLE[self._llm.model.device.partition(":")[0]])
         head = self._head(texts)
         drafter = self._drafter(head)
         during, after = self._examiners(texts, self._llm)
-        mark = self._marking(drafter, texts, during)
+        score = self._scoring(drafter, texts, during)
         memory = remembered(head, texts)
-        trainer = Trainer(head, self._teacher, texts, self._course, mark, self._out, self._watch, memory)
+        trainer = Trainer(head, self._teacher, texts, self._config, score, self._out, self._sink, memory)
         self._introduce(head, texts)
         if former is not None:
             trainer.restore(former)
-            self._watch.tell(f"going on at step {trainer.record.step:,}")
+            self._sink.tell(f"continuing at step {trainer.record.step:,}")
         begun = self._start is not None
         trainer.run(lambda: state.save(self._out, trainer.state, self._arguments), begun=begun)
-        self._watch.tell(f"the best weights are those of step {trainer.record.best_step:,}; examining them")
+        self._sink.tell(f"the best weights are those of step {trainer.record.best_step:,}; evaluating them")
         state.save(self._out, trainer.state, self._arguments)
         facts = trainer.facts()
         drafter = replace(drafter, weights=trainer.best, provenance=self._provenance(trainer.record), figures=facts)
         return self._concluded(drafter, trainer.record, texts, after)
 
-    def _marking(self, drafter: Trained, texts: Texts, examiner: Examiner) -> Callable[[Tensors], Mark]:
-        """How the trainer's weights are examined while it trains."""
-        return lambda weights: mark_weights(drafter, weights, examiner)
+    def _scoring(self, drafter: Trained, texts: Texts, examiner: Examiner) -> Callable[[Tensors], Score]:
+        """How the trainer's weights are scored during training."""
+        return lambda weights: score_weights(drafter, weights, examiner)
 
     def _concluded(self, drafter: Trained, record: Record, texts: Texts, examiner: Examiner) -> Trained:
-        """Write what was made of the best weights."""
+        """Write the best weights."""
         return finish(self._out, drafter, record, examiner)
 
     def _already_there(self) -> Trained:
-        found = trained.load(self._out)
+        found = head_checkpoint.load(self._out)
         state.require_same(self._out, found.provenance.get("arguments", {}), self._arguments)
-        self._watch.tell(f"{self._out} has been trained already; --restart trains it anew")
+        self._sink.tell(f"{self._out} has been trained already; --restart trains it again")
         return found
 
     def _starting_point(self, settings: HeadSettings) -> Trained | None:
-        """The checkpoint to start from. Its settings hold, but for those in which such a head can grow."""
-        order = self._order
-        if not order.init:
+        """The checkpoint to start from. Its settings apply, except for those that may grow."""
+        job = self._job
+        if not job.init:
             return None
         fingerprint = self._llm.model.fingerprint
-        place = trained.named(order.init, learned_methods()) or trained.own(order.init, fingerprint)
-        start = trained.load(place)
-        start.require(order.method, fingerprint, place)
+        place = head_checkpoint.named(job.init, learned_methods()) or head_checkpoint.own(job.init, fingerprint)
+        start = head_checkpoint.load(place)
+        start.require(job.method, fingerprint, place)
         growing = self._kind.head_type.growing
         whole = {
             **settings_of(self._kind.settings_type()),
             **start.settings,
         }  # a setting may be newer than a checkpoint
-        for name in order.settings:
+        for name in job.settings:
             former, wanted = whole[name], getattr(settings, name)
             if former != wanted and not (name in growing and _larger(wanted, former)):
                 more = f"; {' and '.join(growing)} can become larger"
                 raise OptionError(
                     f"{place} has {name}={former!r}, which cannot become {wanted!r}",
-                    hint=f"leave --set away, or train without --init{more}",
+                    hint=f"leave out --set, or train without --init{more}",
                 )
         return start
 
@@ -284,25 +284,25 @@ class Training:
             vocab = texts.vocabulary(size, [*llm.end_ids, *known])
         else:
             vocab = start.vocab
-        torch.manual_seed(self._course.seed)
-        frame = frame_of(llm.engine.drafter.target, vocab.to(llm.model.device))
+        torch.manual_seed(self._config.seed)
+        frame = frame_of(llm.target, vocab.to(llm.model.device))
         head = make_head(self._kind, self._settings, frame)
         head.begin()
         if start is not None:
-            head.go_on(start.weights, start.vocab)
+            head.continue_from(start.weights, start.vocab)
         return head.to(llm.model.device).float().train()
 
     def _drafter(self, head: Head) -> Trained:
-        """The checkpoint to be, without what is still to be learnt."""
+        """The checkpoint, without the trained weights."""
         config, model = self._llm.model.config, self._llm.model
         made = Made(model.fingerprint, Path(model.name).name, config.vocab_size, config.hidden_size, config.layers)
-        return Trained(self._order.method, self._settings, made, head.frame.vocab.cpu(), {})
+        return Trained(self._job.method, self._settings, made, head.frame.vocab.cpu(), {})
 
     def _examiners(self, texts: Texts, llm: LLM) -> tuple[Examiner, Examiner]:
-        """For the examinations during the training, and for those after it: other prompts, if there are enough."""
-        count, held_out = self._course.prompts, [texts.prompt(index) for index in texts.held_out]
+        """For evaluations during and after the training: with different prompts, if there are enough."""
+        count, held_out = self._config.prompts, [texts.prompt(index) for index in texts.held_out]
         during, after = held_out[:count], held_out[count : 2 * count]
-        method, answer = self._order.method, self._course.answer
+        method, answer = self._job.method, self._config.answer
         return (
             Examiner(llm, method, during, answer),
             Examiner(llm, method, after if len(after) == count else during, answer),
@@ -310,12 +310,12 @@ class Training:
 
     def _introduce(self, head: Head, texts: Texts) -> None:
         size = sum(weight.numel() for weight in head.parameters())
-        self._watch.tell(
-            f"{self._order.method} for {self._llm.model.name} on {self._llm.model.device}: {size / 1e6:.1f} M weights, "
+        self._sink.tell(
+            f"{self._job.method} for {self._llm.model.name} on {self._llm.model.device}: {size / 1e6:.1f} M weights, "
             f"{len(head.frame.vocab):,} draft tokens, {len(texts.training):,} texts, {len(texts.held_out)} held out"
         )
         if texts.left_out:
-            self._watch.tell(f"{texts.left_out:,} texts are left out: their prompts reach --longest")
+            self._sink.tell(f"{texts.left_out:,} texts are left out: their prompts reach --longest")
 
     def _provenance(self, record: Record) -> dict[str, Any]:
         device = self._llm.model.device

@@ -1,4 +1,4 @@
-"""Settings of a method as a command line spells them."""
+"""Settings of a method in command-line syntax."""
 
 from __future__ import annotations
 

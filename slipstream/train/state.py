@@ -1,7 +1,7 @@
-"""Where a training stands, on disk: a directory that appears whole or not at all, and from which it goes on.
+"""The state of a training on disk: a directory that appears atomically, and from which the training continues.
 
-`state.json` has the numbers and the arguments, `tensors.safetensors` the weights, the best weights so far and what the
-optimiser remembers. Random numbers need no place here: they follow from the seed and the number of the step.
+`state.json` has the numbers and the arguments, `tensors.safetensors` the weights, the best weights so far and the
+optimiser state. Random numbers are not saved: they follow from the seed and the step.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from slipstream.drafters.trained import write_tensors
+from slipstream.drafters.heads.head_checkpoint import write_tensors
 from slipstream.errors import CorruptFile, OptionError
 
 NUMBERS, TENSORS = "state.json", "tensors.safetensors"
 _PARTIAL, _NAME = ".state", re.compile(r"state-(\d{9})")
 _VERSION = 2
-_ANEW = "--restart begins anew"
+_ANEW = "--restart starts again"
 
 
 @dataclass
 class Record:
-    """The course of a training so far: all of it that is not a tensor."""
+    """The progress of a training: everything that is not a tensor."""
 
-    step: int = 0  # steps that are done
+    step: int = 0  # steps done
     epoch: int = 0
-    place: int = 0  # batches of this epoch that are done
+    place: int = 0  # batches of this epoch done
     seconds: float = 0.0
-    tokens: int = 0  # that were learnt from
+    tokens: int = 0  # trained on
     best: float = 0.0  # tokens per step of the best weights
-    best_step: int = -1  # -1: nothing has been examined
+    best_step: int = -1  # -1: nothing has been evaluated
     losses: list[dict[str, Any]] = field(default_factory=list)  # step, loss, accuracy by depth
-    marks: list[dict[str, Any]] = field(default_factory=list)  # step, seconds, and an examination's `Mark`
+    marks: list[dict[str, Any]] = field(default_factory=list)  # step, seconds, and the `Score` of an evaluation
 
 
 Tensors = dict[str, torch.Tensor]
@@ -48,7 +48,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """A record and its tensors, as they were saved."""
+    """A saved record and its tensors."""
 
     record: Record
     weights: Tensors
@@ -57,7 +57,7 @@ class State:
 
 
 def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
-    """Put a state into `folder`; the one before goes when the new one is there."""
+    """Write a state into `folder`; the previous one is deleted once the new one is complete."""
     partial = folder / f"{_PARTIAL}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -71,7 +71,7 @@ def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
             os.fsync(written.fileno())
     old = _states(folder)
     place = folder / f"state-{state.record.step:09d}"
-    if place in old:  # the same step once more: the older one is complete, and may be gone on from until this one is
+    if place in old:  # the same step again: the older state stays usable until this one is complete
         aside = folder / f"state-{max(0, state.record.step - 1):09d}"
         shutil.rmtree(aside, ignore_errors=True)
         place.rename(aside)
@@ -82,7 +82,7 @@ def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:
-    """The state to go on from; None: there is none. One of a training with other arguments is refused."""
+    """The state to continue from, or None. One of a training with other arguments is refused."""
     states = _states(folder)
     if not states:
         return None
@@ -91,7 +91,7 @@ def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:
         numbers = json.loads((place / NUMBERS).read_text())
         tensors = load_file(place / TENSORS)
         if numbers["version"] != _VERSION:
-            raise ValueError(f"version {numbers['version']} of the format, and {_VERSION} is read here")
+            raise ValueError(f"version {numbers['version']} of the format, but this program reads {_VERSION}")
         require_same(place, numbers["arguments"], arguments)
         groups: dict[str, Tensors] = {"weights": {}, "best": {}, "memory": {}}
         for name, tensor in tensors.items():
@@ -106,24 +106,24 @@ def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:
 
 
 def clear(folder: Path) -> None:
-    """Forget every state."""
+    """Delete every state."""
     for place in _states(folder):
         shutil.rmtree(place)
 
 
 def require_same(place: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with other arguments than those of the beginning, the first difference named."""
-    now = json.loads(json.dumps(now))  # as a file gives it back
+    """Refuse to continue with other arguments than at the start; names the first difference."""
+    now = json.loads(json.dumps(now))  # as read back from a file
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             raise OptionError(
-                f"{place} was made with {name}={before.get(name)!r}, and now it is {now.get(name)!r}",
-                hint=f"go on with the same arguments, or name another directory; {_ANEW}",
+                f"{place} was made with {name}={before.get(name)!r}, but now it is {now.get(name)!r}",
+                hint=f"continue with the same arguments, or name another directory; {_ANEW}",
             )
 
 
 def is_ours(name: str) -> bool:
-    """Whether a training put an entry of this name into its folder."""
+    """Whether a training writes entries of this name into its folder."""
     return name.startswith(_PARTIAL) or _NAME.fullmatch(name) is not None
 
 

@@ -1,7 +1,7 @@
-"""What the target thinks while it reads: whole texts in one dense pass, hidden states and probabilities to learn from.
+"""The frozen target as a teacher: whole texts in one dense pass, for hidden states and probabilities.
 
-The layers are the decoder's own (`Decoder.run_`); only attention is another, because nothing is cached: each row sees
-the rows before it in its own text.
+The layers are the decoder's own (`Decoder.run_`); only attention differs, because nothing is cached: each row attends
+to the rows before it in its own text.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import torch
 from torch.nn import functional
 
 from slipstream.cache import LayerStore
-from slipstream.drafters.head import Lesson, Rows
+from slipstream.drafters.heads.head import Lesson, Rows
 from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
 from slipstream.models.model import Model
 
-_SLICE = 1 << 26  # logits that exist at one time: [rows, vocabulary] is cut into so many elements
+_SLICE = 1 << 26  # elements of [rows, vocabulary] logits that exist at one time
 
 
 class Teacher:
-    """The frozen target of a head that is trained."""
+    """The frozen target of a head in training."""
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, Decoder):
             raise OptionError(
-                f"{model.name} runs through transformers, which gives no hidden states to learn from",
+                f"{model.name} runs through transformers, which exposes no hidden states to learn from",
                 hint="train for a model of a family that runs natively: docs/models.md",
             )
         self._model = model
@@ -43,9 +43,9 @@ class Teacher:
     ) -> Lesson:
         """Read texts [batch, length], of which the first `prompt_lens` [batch] tokens are not the target's own.
 
-        `vocab`: the draft tokens. `lengths` [batch]: tokens of each text, what is behind them being filled up (default:
-        all). `rows`: those worth learning, where they are known; a GPU has to be waited for otherwise. All others have
-        probabilities of 0 and no best token.
+        `vocab`: the draft tokens. `lengths` [batch]: tokens of each text, followed by padding (default: no padding).
+        `rows`: the rows to learn from, if known; otherwise a GPU is synchronised. All other rows have probabilities of
+        0 and no best token.
         """
         learn = own_words(tokens, prompt_lens, lengths)
         rows = rows or Rows.of(learn.flatten().nonzero()[:, 0])
@@ -59,11 +59,11 @@ class Teacher:
         return Lesson(tokens, learn, tapped, probabilities, best, reread, rows)
 
     def _read(self, tokens: torch.Tensor, taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The residual stream [batch, length, width] after the last layer, and after those asked for."""
+        """The residual stream [batch, length, width] after the last layer, and after those requested."""
         model = self._model
         rows = _WholeTexts(tokens, model.config)
         stores = [_NOWHERE] * model.config.layers
-        # A head may ask for another reading in the middle of a training step, where types are chosen automatically.
+        # A head may request another reading in the middle of a training step, inside autocast.
         with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
             x = model.embed(tokens.flatten())
             tapped = model.run_(x, rows, rows.attend, stores, range(model.config.layers), taps)
@@ -72,7 +72,7 @@ class Teacher:
     def _judged(
         self, hidden: torch.Tensor, wanted: torch.Tensor, vocab: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Probabilities [batch, length, draft tokens] of the rows at places `wanted`, and each row's first choice."""
+        """Probabilities [batch, length, draft tokens] of the rows at `wanted`, and each row's first choice."""
         model = self._model
         shape = hidden.shape[:2]
         probabilities = hidden.new_zeros(shape.numel(), len(vocab))
@@ -83,7 +83,7 @@ class Teacher:
             flat = hidden.flatten(0, 1)
             for rows in wanted.split(max(1, _SLICE // model.config.vocab_size)):
                 logits = model.head(flat[rows])
-                # Over all tokens, the draft's or not.
+                # Over the whole vocabulary, not just the draft tokens.
                 logarithms = functional.log_softmax(logits, -1, dtype=torch.float32)
                 probabilities[rows] = logarithms[:, vocab].exp().to(probabilities.dtype)
                 best[rows] = place[logits.argmax(-1)]
@@ -91,14 +91,14 @@ class Teacher:
 
 
 def own_words(tokens: torch.Tensor, prompt_lens: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
-    """Where the next token is there and is one of the target's answer, [batch, length]."""
+    """Where the next token exists and is part of the target's answer, [batch, length]."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)[None, :]
     ends = torch.full_like(prompt_lens, tokens.shape[1]) if lengths is None else lengths
     return (positions >= prompt_lens[:, None] - 1) & (positions < ends[:, None] - 1)
 
 
 class _WholeTexts:
-    """The rows of texts [batch, length], one text after the other, as the decoder wants to know them."""
+    """The rows of texts [batch, length], one text after the other, in the form that the decoder expects."""
 
     def __init__(self, tokens: torch.Tensor, config: ModelConfig) -> None:
         self._batch, self._length = tokens.shape
@@ -106,13 +106,13 @@ class _WholeTexts:
         self._line = torch.arange(self._length, device=tokens.device)
         self.positions = self._line.repeat(self._batch)
         self.highest = self._length - 1
-        self.places: tuple[torch.Tensor, torch.Tensor] | None = None  # nothing is kept
+        self.places: tuple[torch.Tensor, torch.Tensor] | None = None  # nothing is cached
 
     def write(self, layer: LayerStore, kv: torch.Tensor) -> None:
-        """K and V are read where they are."""
+        """K and V are read in place."""
 
     def attend(self, qkv: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
-        """[rows, width of qkv] -> [rows, heads * size]; q is scaled, and divided by a soft cap where there is one."""
+        """[rows, width of qkv] -> [rows, heads * size]; q is scaled, and divided by the soft cap if there is one."""
         config = self._config
         parts = qkv.view(self._batch, self._length, -1, config.head_dim).transpose(1, 2)
         q, k, v = parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
@@ -126,7 +126,7 @@ class _WholeTexts:
         return mixed.transpose(1, 2).reshape(self._batch * self._length, -1)
 
     def _seen(self, window: int | None) -> torch.Tensor:
-        """Which rows (second index) a row sees, [length, length]."""
+        """The attention mask, [length, length]."""
         back = self._line[:, None] - self._line[None, :]
         return (back >= 0) & (back < (self._length if window is None else window))
 
@@ -140,4 +140,4 @@ class _WholeTexts:
         return weights.to(v.dtype) @ v
 
 
-_NOWHERE = LayerStore(torch.empty(2, 0))  # whole texts leave nothing behind
+_NOWHERE = LayerStore(torch.empty(2, 0))  # whole texts cache nothing

@@ -16,7 +16,7 @@ _VERIFIERS: dict[str, type[Verifier]] = {
 
 
 def make_verifier(name: str) -> Verifier:
-    """The verifier of that name; an unknown name is refused with the valid ones."""
+    """The verifier of that name; an unknown name is an error that lists the valid ones."""
     if name not in _VERIFIERS:
         raise unknown_choice("verifier", name, list(_VERIFIERS))
     return _VERIFIERS[name]()

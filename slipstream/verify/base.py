@@ -1,4 +1,4 @@
-"""What a verifier is given and what it returns."""
+"""The input and the output of a verifier."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Verdict:
 
 
 class Verifier(ABC):
-    """Decides which drafted tokens stand."""
+    """Decides which drafted tokens are accepted."""
 
     name: ClassVar[str]
     uses_draws: ClassVar[bool]  # True: reads the q of sampled nodes, so they must not be pruned or merged

@@ -1,7 +1,7 @@
-"""`match`: a draft stands where it is what the target would have chosen.
+"""`match`: a drafted token is accepted if it is the target's own choice.
 
-The target's choice at a position is an argmax (greedy) or an argmax over logits plus Gumbel noise that belongs to the
-position (sampling). It does not depend on the draft, so the text is the same with any drafter or none.
+The target's choice at a position is an argmax (greedy) or an argmax over logits plus Gumbel noise of the position
+(sampling). It does not depend on the draft, so the text is the same with any drafter or none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`rejection`: speculative sampling, on chains and on trees whose siblings were drawn without replacement.
 
-At a node with target distribution p, the children are tried in the order they were drawn. A child x drawn from q stands
-with probability min(1, p(x)/q(x)). If it falls, p becomes the normalised positive part of p - q, x leaves q, and the
-next sibling is tried against those. If all fall, the target's own token is drawn from what is left of p. A chosen node
-(no q) is a draw from a distribution that has all its mass on one token, so the same rule holds with q(x) = 1.
+At a node with target distribution p, the children are tried in the order they were drawn. A child x drawn from q is
+accepted with probability min(1, p(x)/q(x)). If it is rejected, p becomes the normalised positive part of p - q, x is
+removed from q, and the next sibling is tried against those. If all are rejected, the target's own token is drawn from
+what is left of p. A chosen node (no q) is a draw from a one-hot distribution, so the same rule applies with q(x) = 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rejection(Verifier):
 
 
 def try_children(tree: TokenTree, node: int, target: Distributions) -> tuple[int | None, torch.Tensor]:
-    """The child that stands, if one does, and what was left of the target's distribution when it was tried."""
+    """The accepted child, if there is one, and what was left of the target's distribution when it was tried."""
     left = target.probabilities(node)
     q: torch.Tensor | None = None
     for child in tree.children(node):
@@ -53,19 +53,19 @@ def try_children(tree: TokenTree, node: int, target: Distributions) -> tuple[int
         left = residual(left, q)
         q = without(q, token)
         if source is not None and float(q.sum()) == 0.0:
-            break  # nothing was left to draw from: there is no further sibling
+            break  # nothing is left to draw from: there is no further sibling
     return None, left
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """The normalised positive part of p - q. Where rounding leaves nothing, p and q were equal, and p stands."""
+    """The normalised positive part of p - q. If rounding leaves nothing, p and q were equal, and the result is p."""
     rest = (p - q).clamp_(min=0.0)
     total = rest.sum()
     return rest / total if float(total) > 0.0 else p
 
 
 def without(q: torch.Tensor, token: int) -> torch.Tensor:
-    """q after `token` has been drawn and not put back."""
+    """q after `token` was drawn without replacement."""
     rest = q.clone()
     rest[token] = 0.0
     total = rest.sum()

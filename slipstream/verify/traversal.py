@@ -1,18 +1,18 @@
-"""`traversal`: whole paths are weighed, from the leaves to the root, on chains and on trees.
+"""`traversal`: whole paths are verified, from the leaves to the root, on chains and on trees.
 
-Every node has a *weight*: the probability that it is to stand, given the drafts above it and all that has fallen so
-far. The root's is 1. A node of weight w *owes* token y, as what comes next, the probability w p(y). A child x drawn
-from q pays min(owed(x), q(x)) of that, so its own weight is min(1, owed(x) / q(x)). If it falls, with all below it, the
-node owes what the child could not pay, now certain that it fell:
+Every node has a *weight*: the probability that it is accepted, given the drafts above it and all rejections so far. The
+root's is 1. A node of weight w *owes* token y, as the next one, the probability w p(y). A child x drawn from q pays
+min(owed(x), q(x)) of that, so its own weight is min(1, owed(x) / q(x)). If it is rejected, with all below it, the node
+owes what the child could not pay, given the rejection:
 
-    owed = positive part of (owed - q), divided by the probability that the child falls
+    owed = positive part of (owed - q), divided by the probability that the child is rejected
     weight = the sum of owed
 
-The next sibling is tried against that and against q without x. A node whose children have all fallen, or that has none,
-stands with its weight; the target's own token is then drawn from what it owes. Summed over the child's token, what was
-paid and what is owed afterwards give what was owed before, and the node falls as often as before: drawing children
-below a node changes nothing in what the step says. That holds whatever the tree looks like, if the number of children
-of a node was decided before they were drawn. A chosen node (no q) is a draw from a q with all its mass on one token.
+The next sibling is tried against that and against q without x. A node whose children are all rejected, or that has
+none, is accepted with its weight; the target's own token is then drawn from what it owes. Summed over the child's
+token, what was paid and what is owed afterwards give what was owed before, and the node is rejected as often as before:
+drawing children below a node does not change the output distribution. That holds for any tree, if the number of
+children of a node was decided before they were drawn. A chosen node (no q) is a draw from a one-hot q.
 
 On a chain this is block verification. Weng et al., "Traversal Verification for Speculative Tree Decoding" (2025).
 """
@@ -51,18 +51,18 @@ class Traversal(Verifier):
                 return Verdict(nodes, [*(tree.tokens[node] for node in nodes), own])
             else:
                 path.pop()
-                path[-1].child_fell()
+                path[-1].child_rejected()
 
 
 class _Open:
-    """A node of the path that is being tried, with what has become of it so far."""
+    """A node of the path that is being tried, and its state."""
 
     def __init__(self, node: int, weight: float, untried: Iterator[int]) -> None:
         self.node = node
         self.weight = weight
         self.untried = untried
-        self._owed: torch.Tensor | None = None  # [vocab]; sums to `weight`; asked for with the first child
-        self._q: torch.Tensor | None = None  # [vocab]; what the last child tried was drawn from
+        self._owed: torch.Tensor | None = None  # [vocab]; sums to `weight`; computed with the first child
+        self._q: torch.Tensor | None = None  # [vocab]; what the last tried child was drawn from
         self._token = -1  # of that child
 
     def offer(self, tree: TokenTree, child: int, target: Distributions) -> float:
@@ -76,13 +76,13 @@ class _Open:
         self._token = tree.tokens[child]
         return share(float(self._owed[self._token]), float(self._q[self._token]))
 
-    def child_fell(self) -> None:
-        """The child that was tried last cannot stand, nor anything below it."""
+    def child_rejected(self) -> None:
+        """The last tried child is rejected, and everything below it."""
         assert self._owed is not None and self._q is not None
-        self._owed, self.weight = after_fall(self._owed, self.weight, self._q)
+        self._owed, self.weight = after_rejection(self._owed, self.weight, self._q)
 
     def left(self, target: Distributions) -> torch.Tensor:
-        """What the target's own token is drawn from."""
+        """The distribution of the target's own token."""
         return target.probabilities(self.node) if self._owed is None else self._owed
 
 
@@ -96,7 +96,7 @@ def families(tree: TokenTree) -> list[list[int]]:
 
 
 def proposal(tree: TokenTree, child: int, like: torch.Tensor) -> torch.Tensor:
-    """What a first child was drawn from, [vocab]; a chosen one from a q with all its mass on it."""
+    """The distribution of a first child, [vocab]; one-hot for a chosen one."""
     source = tree.draws[child]
     if source is not None:
         return cast(torch.Tensor, source.q).to(like)
@@ -106,15 +106,15 @@ def proposal(tree: TokenTree, child: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def share(owed: float, q: float) -> float:
-    """min(1, owed / q): never more than 0 for a token that is owed nothing, and no division by a q of 0."""
+    """min(1, owed / q): 0 for a token that is owed nothing, and no division by a q of 0."""
     return owed / q if owed < q else float(owed > 0.0)
 
 
-def after_fall(owed: torch.Tensor, weight: float, q: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """What a node owes, and its weight, once a child drawn from q has fallen."""
+def after_rejection(owed: torch.Tensor, weight: float, q: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """What a node owes, and its weight, after a child drawn from q was rejected."""
     rest = (owed - q).clamp_(min=0.0)
     total = float(rest.sum())
-    falls = total + (1.0 - weight)  # = 1 - sum of min(owed, q), without its rounding: a weight of 1 stays exactly 1
-    if falls == 0.0:
-        return owed, weight  # owed and q are equal: the child cannot fall, but `block` asks before it knows
-    return rest.div_(falls), total / falls
+    rejected = total + (1.0 - weight)  # = 1 - sum of min(owed, q), without its rounding: a weight of 1 stays exactly 1
+    if rejected == 0.0:
+        return owed, weight  # owed and q are equal: the child cannot be rejected, but `block` asks before it knows
+    return rest.div_(rejected), total / rejected

@@ -1,13 +1,12 @@
-"""`typical`: a draft stands if the target finds it likely enough. Lossy.
+"""`typical`: a drafted token is accepted if the target finds it likely enough. Lossy.
 
-A token x stands after a node with distribution p if p(x) exceeds the smaller of EPSILON and DELTA times exp(-entropy of
-p): where the target is sure, only what it would say; where it is not, anything that is not odd. Of all paths that stand
-token by token the longest is kept, of equally long ones the one that the target finds likelier. The target's own token
-after it is drawn from p.
+A token x is accepted after a node with distribution p if p(x) exceeds the smaller of EPSILON and DELTA times
+exp(-entropy of p): where the target is certain, only its own choice; otherwise any plausible token. Of all accepted
+paths the longest is kept, of equally long ones the likelier. The target's own token after it is drawn from p.
 
-The output is not distributed as the target's: where drafts are good it says the typical more often than it should, and
-it says what the drafter likes. Greedy decoding has one token of probability 1 at every node, so it is the same as under
-`match`. Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024).
+The output does not follow the target's distribution: it over-represents typical tokens and the drafter's preferences.
+Greedy decoding has one token of probability 1 at every node, so it is the same as under `match`. Cai et al., "Medusa:
+Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024).
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ DELTA = 0.3
 
 
 class Typical(Verifier):
-    """Lossy: the text may leave the target's distribution, for more accepted tokens."""
+    """Lossy: the output may differ from the target's distribution, for more accepted tokens."""
 
     name = "typical"
     uses_draws = False
     lossy = True
 
     def __call__(self, tree: TokenTree, target: Distributions) -> Verdict:
-        standing = {0: 0.0}  # node -> log-probability of the path to it
-        rows: dict[int, tuple[torch.Tensor, float]] = {}  # of the standing nodes that have children
+        accepted = {0: 0.0}  # node -> log-probability of the path to it
+        rows: dict[int, tuple[torch.Tensor, float]] = {}  # of the accepted nodes that have children
         for node in range(1, len(tree)):
             parent = tree.parents[node]
-            if tree.scouts[node] or parent not in standing:
+            if tree.scouts[node] or parent not in accepted:
                 continue
             if parent not in rows:
                 p = target.probabilities(parent)
@@ -45,8 +44,8 @@ class Typical(Verifier):
             p, least = rows[parent]
             probability = float(p[tree.tokens[node]])
             if probability > least:
-                standing[node] = standing[parent] + math.log(probability)
-        end = max(standing, key=lambda node: (tree.depths[node], standing[node], -node))
+                accepted[node] = accepted[parent] + math.log(probability)
+        end = max(accepted, key=lambda node: (tree.depths[node], accepted[node], -node))
         left = rows[end][0] if end in rows else target.probabilities(end)
         nodes = tree.path(end)
         own = draw(left, noise.uniform(target.key(end, noise.RESIDUAL)))

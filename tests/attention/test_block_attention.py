@@ -1,4 +1,4 @@
-"""A lone row behind full pages takes a shorter way through attention, to the same bits."""
+"""A lone row after full pages takes a shorter path through attention, to the same bits."""
 
 from __future__ import annotations
 

@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from benchmarks.paged_attention import CASES, Case, errors, every_shape
 from slipstream.attention import Segment, Tiles, paged_available, tree_segment
 from slipstream.attention.paged import splits
 from slipstream.attention.tiles import COMMITTED, COUNT, OPEN, ROW, SLOT, STOP, TABLE, query_block
 from slipstream.cache import PageTable
-from slipstream.graphs import bucket
+from slipstream.gpu.graphs import bucket
 from slipstream.tree import TokenTree
-from tests.interpreted import interpreted
+from tests.interpreted import DEVICE
 
 
-@pytest.fixture(scope="module")
-def results() -> list[dict[str, Any]]:
-    """What the check prints, case by case."""
-    device, seeds = ("cuda", "3") if torch.cuda.is_available() else ("cpu", "1")
-    given = ["paged_attention", "--check", "--device", device, "--seeds", seeds]
-    said = interpreted(
-        f"import runpy, sys\nsys.argv = {given}\nrunpy.run_module('benchmarks.paged_attention', run_name='__main__')"
-    )
-    return [json.loads(line) for line in said.splitlines()]
-
-
-def test_the_kernel_agrees_with_float64(results: list[dict[str, Any]]) -> None:
-    assert len(results) >= 7
-    for result in results:
-        assert result["error"] <= 1.0, result
-
-
-def test_the_check_would_notice_a_window_that_is_off_by_one(results: list[dict[str, Any]]) -> None:
-    slipped = [r["error of a wrong window"] for r in results if r["window"] is not None]
-    assert slipped
-    assert min(slipped) > 1.0
+@pytest.mark.kernels
+@pytest.mark.parametrize("case", CASES + (every_shape() if DEVICE == "cuda" else []), ids=str)
+def test_the_kernel_agrees_with_float64(case: Case, fresh_memory_is_nan: None) -> None:
+    """Within the tolerance; and the check would notice a window that is off by one."""
+    for seed in range(3 if DEVICE == "cuda" else 1):
+        error, of_a_wrong_window = errors(case, seed, DEVICE)
+        assert error <= 1.0
+        assert (of_a_wrong_window is None) == (case.window is None)
+        assert of_a_wrong_window is None or of_a_wrong_window > 1.0
 
 
 def segments() -> list[Segment]:
@@ -115,4 +101,4 @@ def test_a_program_has_room_for_one_row_of_any_group() -> None:
 def test_a_machine_without_a_gpu_never_imports_triton() -> None:
     assert not paged_available("cpu")
     code = "import sys; import slipstream.attention, slipstream.engine.burst; assert 'triton' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.bodies.bodies import BodyCheckpoint
+from benchmarks.bodies.shapes import BodyShape
+from benchmarks.bodies.widening import widened
 from slipstream import LLM, SamplingParams
-from slipstream.bench.bodies import BodyCheckpoint
-from slipstream.bench.body_shapes import BodyShape
-from slipstream.bench.widening import widened
-from slipstream.drafters import trained
+from slipstream.drafters.heads import head_checkpoint
 from slipstream.errors import OptionError
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
 from tests.lessons import PROMPT_LEN, lesson_of, new_head, saved, teach, written
@@ -65,29 +65,29 @@ def bodies(small: LLM) -> dict[BodyShape, tuple[LLM, BodyCheckpoint]]:
     return made
 
 
-def trained_head(llm: LLM, texts: list[list[int]], method: str, settings: dict[str, Any]) -> trained.Trained:
+def trained_head(llm: LLM, texts: list[list[int]], method: str, settings: dict[str, Any]) -> head_checkpoint.Trained:
     """A head that has learnt enough to be right now and then."""
     llm.use(None)
     head, shaped = new_head(llm, method, VOCAB, **settings)
     teach(head, lesson_of(llm, texts, VOCAB, head.taps), 10)
-    return trained.load(saved(llm, method, head, shaped))
+    return head_checkpoint.load(saved(llm, method, head, shaped))
 
 
 def decoded(
-    llm: LLM, place: Path, drafter: trained.Trained, options: dict[str, Any], texts: list[list[int]]
+    llm: LLM, place: Path, drafter: head_checkpoint.Trained, options: dict[str, Any], texts: list[list[int]]
 ) -> tuple[list[list[int]], list[TokenTree], tuple[int, int]]:
     """What is said, greedily and drawn, every proposal on the way, and (steps, accepted)."""
-    trained.save(place, drafter)
+    head_checkpoint.save(place, drafter)
     llm.use({"method": drafter.method, "checkpoint": str(place), **options})
     proposals: list[TokenTree] = []
-    propose: Callable[[Any], list[TokenTree]] = llm.engine.drafter.propose
+    propose: Callable[[Any], list[TokenTree]] = llm.drafter.propose
 
-    def recording(wishes: Any) -> list[TokenTree]:
-        trees = propose(wishes)
+    def recording(requests: Any) -> list[TokenTree]:
+        trees = propose(requests)
         proposals.extend(trees)
         return trees
 
-    llm.engine.drafter.propose = recording  # type: ignore[method-assign]
+    llm.drafter.propose = recording  # type: ignore[method-assign]
     how = [SamplingParams(temperature=0.0 if i % 2 else 0.7, seed=i, max_tokens=24) for i in range(len(texts))]
     outputs = llm.generate([text[:PROMPT_LEN] for text in texts], how)
     assert llm.engine.draft_faults == 0
@@ -123,7 +123,7 @@ def test_what_a_widened_checkpoint_says_of_itself(
     wide = widened(drafter, body, llm.model.fingerprint)
     assert body.order == (0, 1, 2, 3, 4, None, 5, None, 6, 7)
     assert wide.settings == {**drafter.settings, "taps": (1, 6, 8), "mlp": 64}
-    assert wide.target == trained.Made(llm.model.fingerprint, body.name, 131, 160, 10)
+    assert wide.target == head_checkpoint.Made(llm.model.fingerprint, body.name, 131, 160, 10)
     assert wide.provenance["widened for"] == body.name and wide.figures == {"seen": 3}
     assert torch.equal(wide.vocab, drafter.vocab)
     weight = wide.weights["layer.gate_up.weight"]
@@ -140,7 +140,7 @@ def test_what_cannot_be_widened_is_refused(
         widened(other, body, "any")
     with refused(OptionError, "suffix", "nothing to widen"):
         widened(replace(drafter, method="suffix"), body, "any")
-    with refused(OptionError, "medusa", "what strange.weight is"):
+    with refused(OptionError, "medusa", "strange.weight is unknown"):
         widened(replace(drafter, weights={**drafter.weights, "strange.weight": torch.ones(2, 2)}), body, "any")
     with refused(OptionError, "medusa", "leave"):
         weights = {name: weight for name, weight in drafter.weights.items() if name != "leave"}
@@ -152,7 +152,7 @@ def test_heads_that_would_read_other_layers_are_refused() -> None:
     llm = LLM(tiny_directory(0, layers=3, context=300), speculate=None)
     body = BodyCheckpoint(open_checkpoint(llm.model.name), "test", replace(DENSE, layers=5), "cpu", torch.float32)
     head, settings = new_head(llm, "parallel", VOCAB)
-    drafter = trained.load(saved(llm, "parallel", head, settings))
+    drafter = head_checkpoint.load(saved(llm, "parallel", head, settings))
     assert head.taps == (0, 1, 2)
     with refused(OptionError, "parallel", "a body of 5 layers", "[0, 1, 2]"):
         widened(drafter, body, "any")

@@ -1,4 +1,4 @@
-"""What the GPU's benchmarks make of what they measured: parts of a step, near-ties, the table."""
+"""The figures of the GPU benchmarks: parts of a step, near-ties, the table."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.bodies.bodies import BodyCheckpoint
+from benchmarks.bodies.shapes import BodyShape
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import companions
 from benchmarks.gpu.__main__ import skipping
@@ -22,12 +24,10 @@ from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from benchmarks.gpu.steps import Step, Throughput
 from benchmarks.gpu.table import COLUMNS, table
 from slipstream import LLM, SamplingParams
-from slipstream.bench.bodies import BodyCheckpoint
-from slipstream.bench.body_shapes import BodyShape
 from slipstream.drafters import tuned
 from slipstream.errors import ModelNotFound
 from slipstream.models.decoder import Decoder
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.types import Stats
 from tests.lessons import lesson_of, new_head, saved, teach, written
 from tests.tiny import tiny_directory, tiny_llm
@@ -57,11 +57,11 @@ def answered(drafter: str, tokens: list[int], steps: int, ms: float) -> Answers:
 
 @pytest.mark.parametrize("rank", [1, 5])
 @pytest.mark.parametrize("place", [0, 4, LENGTH - 1])
-def test_a_parting_is_judged_by_the_two_tokens_behind_the_common_text(llm: LLM, rank: int, place: int) -> None:
+def test_a_parting_is_judged_by_the_two_tokens_after_the_common_text(llm: LLM, rank: int, place: int) -> None:
     plain = judged(llm, PROMPTS)
     texts = [output.token_ids for output in plain]
-    (first, likelier), *_ = plain[1].logprobs[place].top
-    other, likely = plain[1].logprobs[place].top[rank]
+    ranked = sorted((found.rank, token, found.logprob) for token, found in plain[1].logprobs[place].items())
+    (_, first, likelier), (_, other, likely) = ranked[0], ranked[rank]
     assert first == texts[1][place]
     parted = [texts[0], [*texts[1][:place], other, *reversed(texts[1][place + 1 :])], texts[2]]
     ties = NearTies()
@@ -74,14 +74,15 @@ def test_answers_that_do_not_part_say_nothing(llm: LLM) -> None:
     ties = NearTies()
     add_partings(ties, llm, PROMPTS, texts, texts)
     assert ties.partings == []
-    assert str(ties) == "no answer parted"
+    assert str(ties) == "no answer diverged"
 
 
 def test_every_row_has_its_gap(llm: LLM) -> None:
     rows = [row for output in judged(llm, PROMPTS) for row in output.logprobs]
     ties = NearTies()
     add_rows(ties, llm, PROMPTS, LENGTH)
-    expected = [row.top[0][1] - row.top[1][1] for row in rows]
+    gaps = [sorted((found.logprob for found in row.values()), reverse=True) for row in rows]
+    expected = [first - second for first, second, *_ in gaps]
     assert len(expected) == LENGTH * len(PROMPTS)
     assert ties.all == pytest.approx(expected, abs=1e-5)
 
@@ -254,5 +255,5 @@ def test_the_peer_has_the_bodys_logits() -> None:
     (output,) = LLM(body, speculate=None).generate(
         [[5, 9, 2, 7, 44, 60, 3]], SamplingParams(temperature=0.0, max_tokens=1, logprobs=97)
     )
-    for token, logprob in output.logprobs[0].top:
-        assert float(theirs[-1].log_softmax(-1)[token]) == pytest.approx(logprob, abs=1e-4)
+    for token, found in output.logprobs[0].items():
+        assert float(theirs[-1].log_softmax(-1)[token]) == pytest.approx(found.logprob, abs=1e-4)

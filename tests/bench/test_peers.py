@@ -1,4 +1,4 @@
-"""The benchmark against other engines: what its figures mean, and that a peer that breaks is a row with its reason."""
+"""The benchmark against other engines: its figures, and a row with the reason for a peer that fails."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_best_round_counts_and_what_came_with_the_first_token_does_not() -> 
 
 
 @pytest.mark.parametrize("place", range(len(RUNS)))
-def test_one_other_token_in_any_round_is_told(place: int) -> None:
+def test_one_other_token_in_any_round_is_reported(place: int) -> None:
     changed = [*RUNS]
     changed[place] = Run(**{**vars(RUNS[place]), "tokens": [*RUNS[place].tokens[:-1], 0]})
     assert row("peer", "fast", ALONE, changed, "plain").identical is False

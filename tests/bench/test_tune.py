@@ -15,17 +15,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
 from slipstream import LLM, SamplingParams
+from slipstream.bench.tune.agreement import LONGEST_ANSWER, Agreement, Text
+from slipstream.bench.tune.costs import DEEPEST, Costs, measure_costs
+from slipstream.bench.tune.layer_skip import tune
+from slipstream.bench.tune.progress import TuneProgress
+from slipstream.bench.tune.prompts import question, read_prompts, spread
+from slipstream.bench.tune.search import Layers, Point, Search
 from slipstream.cli import app
 from slipstream.drafters import tuned
 from slipstream.drafters.layer_skip import format_layers, parse_layers
 from slipstream.errors import CorruptFile, OptionError, PromptError, SlipstreamError
-from slipstream.models.builtin import DEFAULT_MODEL
-from slipstream.tuning.agreement import LONGEST_ANSWER, Agreement, Text
-from slipstream.tuning.costs import DEEPEST, Costs, measure_costs
-from slipstream.tuning.layer_skip import tune
-from slipstream.tuning.progress import Progress
-from slipstream.tuning.prompts import question, read_prompts, spread
-from slipstream.tuning.search import Layers, Point, Search
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 from tests.tiny import tiny_directory
 
 COUNT = 6
@@ -62,7 +62,7 @@ def idle_layer(folder: Path, layer: int) -> Path:
 def test_the_whole_model_agrees_with_itself_and_the_cache_is_given_back() -> None:
     llm = build()
     free = llm.cache.available
-    with Agreement(llm.engine.drafter.target, answered(llm)) as agreement:
+    with Agreement(llm.target, answered(llm)) as agreement:
         assert (agreement.texts, agreement.positions) == (3, 3 * 39)
         assert agreement(range(COUNT)) == 1.0
         assert llm.cache.available < free
@@ -73,7 +73,7 @@ def test_the_whole_model_agrees_with_itself_and_the_cache_is_given_back() -> Non
 def test_agreement_is_what_drafting_step_by_step_gives(skip: str, window: int | None) -> None:
     llm = build(sliding_window=window)
     texts, layers = answered(llm), sorted(set(range(COUNT)) - parse_layers(skip))
-    with Agreement(llm.engine.drafter.target, texts) as agreement:
+    with Agreement(llm.target, texts) as agreement:
         right = agreement.by_root(layers)
         rough = agreement.by_root(layers, rough=True)
         assert agreement(layers) == sum(map(sum, right)) / agreement.positions
@@ -81,8 +81,8 @@ def test_agreement_is_what_drafting_step_by_step_gives(skip: str, window: int | 
     assert 0 < sum(map(sum, right)) < 3 * 39, "a subset that is always right, or never, would prove little"
     llm.use(f"layer_skip:skip={skip},depth=1,nodes=1")
     for text, found in zip(texts, right, strict=True):
-        # Each root for itself: the root is the first token behind a prompt, what is drafted behind it the second.
-        # Behind a prompt that ends one token into a page the first one may be drafted too; such a root is left out.
+        # Each root by itself: the root is the first token after a prompt, the drafted one the second. After a prompt
+        # that ends one token into a page the first one may be drafted too; such a root is left out.
         before = [text.prompt + text.answer[:root] for root in range(len(text.answer) - 1)]
         origins = [o.stats.origins for o in llm.generate(before, SamplingParams(temperature=0.0, max_tokens=3))]
         roots = [root for root, (first, _, _) in enumerate(origins) if first is None]
@@ -102,7 +102,7 @@ def test_positions_are_spread_over_many_texts() -> None:
     llm = build()
     prompts = [[index, 1, 2] for index in range(30)]
     outputs = llm.generate(prompts, GREEDY)
-    with Agreement(llm.engine.drafter.target, [Text(o.prompt_token_ids, o.token_ids) for o in outputs]) as agreement:
+    with Agreement(llm.target, [Text(o.prompt_token_ids, o.token_ids) for o in outputs]) as agreement:
         assert agreement.texts == 30 and agreement.positions == 30 * (512 // 30)
         assert agreement(range(COUNT)) == 1.0
 
@@ -110,7 +110,7 @@ def test_positions_are_spread_over_many_texts() -> None:
 def test_answers_of_one_token_are_refused() -> None:
     llm = build()
     with pytest.raises(PromptError, match="no answer is long enough"):
-        Agreement(llm.engine.drafter.target, [Text([1, 2], [3])])
+        Agreement(llm.target, [Text([1, 2], [3])])
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_the_estimate_is_the_expectation_of_a_chain() -> None:
     assert costs.estimate(1.0, 3).speedup == pytest.approx(4 / (1.2 + 3 * 0.37))
 
 
-def test_costs_are_medians_of_passes_and_leave_nothing_behind() -> None:
+def test_costs_are_medians_of_passes_and_leave_nothing() -> None:
     llm = build()
     free = llm.cache.available
     ticks = itertools.count()
-    costs = measure_costs(llm.engine.drafter.target, [1, 2, 3], 130, clock=lambda: float(next(ticks)))
+    costs = measure_costs(llm.target, [1, 2, 3], 130, clock=lambda: float(next(ticks)))
     assert costs == Costs(COUNT, (1.0,) * (DEEPEST + 1), 1.0)
     assert llm.cache.available == free
 
@@ -201,7 +201,7 @@ def ticking() -> Iterator[float]:
 
 def test_the_layer_that_adds_nothing_is_spared_first(tmp_path: Path) -> None:
     llm = LLM(idle_layer(tmp_path / "model", 3), speculate=None)
-    with Agreement(llm.engine.drafter.target, answered(llm)) as agreement:
+    with Agreement(llm.target, answered(llm)) as agreement:
         frontier = Search(COUNT, agreement, lambda point: point.agreement, lambda: False).run()
     assert frontier[-1] == Point((0, 1, 2, 4, 5), 1.0)
     assert all(3 not in point.layers for point in frontier)
@@ -213,11 +213,11 @@ def test_a_run_is_repeatable_and_its_finding_whole() -> None:
     runs = []
     for _ in range(2):
         clock = ticking()
-        runs.append(tune(llm, PROMPTS, 3.0, Progress(told.append), clock=lambda clock=clock: next(clock)))
+        runs.append(tune(llm, PROMPTS, 3.0, TuneProgress(told.append), clock=lambda clock=clock: next(clock)))
     assert runs[0]["frontier"] == runs[1]["frontier"]
     finding = runs[0]
     assert finding["prompts"] == {"searched": 2, "positions": 2 * (LONGEST_ANSWER - 1), "held_out": 1}
-    assert finding["fingerprint"] == llm.engine.drafter.target.fingerprint
+    assert finding["fingerprint"] == llm.target.fingerprint
     assert runs[0]["measured"] == runs[1]["measured"]
     assert {"format", "method", "model", "skip", "depth", "agreement", "estimated_speedup", "versions"} <= set(finding)
     assert finding["measured"]["identical"] is True
@@ -238,24 +238,24 @@ def test_a_tiny_budget_still_ends_with_an_answer() -> None:
 
 
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="has 2 layers: there is nothing to choose from"):
+    with pytest.raises(OptionError, match="has 2 layers: too few to choose from"):
         tune(LLM(tiny_directory(0), speculate=None), PROMPTS, 1.0)
     with pytest.raises(PromptError, match="no prompt is usable"):
         tune(LLM(tiny_directory(0, layers=3), speculate=None), [[1] * 500], 1.0)
     shape = GPT2Config(n_layer=4, n_embd=32, n_head=2, vocab_size=97, n_positions=256)
     GPT2LMHeadModel(shape).save_pretrained(str(tmp_path))
-    with pytest.raises(OptionError, match="does not run some of its layers alone"):
+    with pytest.raises(OptionError, match="cannot run some of its layers alone"):
         tune(LLM(tmp_path, speculate=None), PROMPTS, 1.0)
 
 
 def test_a_finding_is_used_for_its_target_alone() -> None:
     llm, other = build(), LLM(tiny_directory(0, layers=5), speculate=None)
-    fingerprint = llm.engine.drafter.target.fingerprint
-    assert fingerprint != other.engine.drafter.target.fingerprint
+    fingerprint = llm.target.fingerprint
+    assert fingerprint != other.target.fingerprint
 
     def skipped(llm: LLM) -> str:
         llm.use("layer_skip")
-        return format_layers(set(range(llm.model.config.layers)) - set(llm.engine.drafter.layers))
+        return format_layers(set(range(llm.model.config.layers)) - set(llm.drafter.layers))
 
     before = skipped(llm), skipped(other)
     place = tuned.path("layer_skip", fingerprint)
@@ -273,9 +273,9 @@ def test_a_finding_is_used_for_its_target_alone() -> None:
 @pytest.mark.real_model
 def test_the_finding_that_comes_along_belongs_to_the_built_in_model(smollm2_path: Path) -> None:
     llm = LLM(smollm2_path, speculate="layer_skip")
-    finding = tuned.find("layer_skip", llm.engine.drafter.target.fingerprint)
+    finding = tuned.find("layer_skip", llm.target.fingerprint)
     assert finding is not None and finding["model"] == DEFAULT_MODEL
-    assert set(llm.engine.drafter.layers) == set(range(30)) - parse_layers(finding["skip"])
+    assert set(llm.drafter.layers) == set(range(30)) - parse_layers(finding["skip"])
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
     [
         ("a.txt", " \n\n", "has no prompts"),
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
-        ("a.csv", "x", "is no file of prompts"),
+        ("a.csv", "x", "is not a file of prompts"),
         ("a.txt", None, "cannot be read: No such file"),
         ("a.jsonl", '{"prompt": "x"}\n{', "line 2 is not JSON"),
         ("a.jsonl", '{"answer": "x"}', "line 1 has no prompt"),
@@ -334,12 +334,12 @@ def test_the_command_finds_shows_and_keeps(tmp_path: Path) -> None:
     finding = json.loads(shipped.read_text())
     slower = "Plain decoding is faster: layer_skip does not pay on this model." in done.stdout
     assert slower == (finding["measured"]["speedup"] < 1)
-    assert ("That cannot be" in done.stdout) == finding["measured"]["disturbed"]
+    assert ("The figures are impossible" in done.stdout) == finding["measured"]["disturbed"]
     assert f"--speculate layer_skip:depth={finding['depth']},nodes={finding['depth']}" in done.stdout
     assert finding["prompts"]["source"] == str(prompts)
     llm = LLM(model, speculate="layer_skip")
-    assert tuned.find("layer_skip", llm.engine.drafter.target.fingerprint) == finding
-    assert set(llm.engine.drafter.layers) == set(range(COUNT)) - parse_layers(finding["skip"])
+    assert tuned.find("layer_skip", llm.target.fingerprint) == finding
+    assert set(llm.drafter.layers) == set(range(COUNT)) - parse_layers(finding["skip"])
     again = json.loads(invoke(*options, "--json").stdout)
     assert again["frontier"][-1]["skip"] == "2" and again["frontier"][-1]["agreement"] == 1.0
     assert again["saved"][1] == str(shipped)
@@ -349,15 +349,15 @@ def test_the_command_finds_shows_and_keeps(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--method", "layerskip"], "error: unknown method to tune 'layerskip'\nhint: did you mean 'layer_skip'?"),
-        (["--method", "layer_skip", "--budget", "0"], "error: budget=0 is out of range"),
+        (["--method", "layer_skip", "--budget", "0"], "error: budget=0.0 is out of range"),
         (["--method", "layer_skip", "--budget", "nan"], "error: budget=nan is out of range"),
         (["--method", "layer_skip", "--prompts", "missing.txt"], "error: 'missing.txt' cannot be read"),
         (["--method", "layer_skip", "-o", "no/such/folder/file.json"], "cannot be written"),
-        (["--method", "layer_skip", "-m", "TINY"], "has 2 layers: there is nothing to choose from"),
+        (["--method", "layer_skip", "-m", "TINY"], "has 2 layers: too few to choose from"),
         (["--method", "layer_skip", "-m", "SILENT"], "has no tokenizer"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_a_line(options: list[str], message: str) -> None:
+def test_what_is_wrong_is_reported_in_a_line(options: list[str], message: str) -> None:
     folders = {"TINY": tiny_directory(0, characters=True), "SILENT": tiny_directory(0, layers=COUNT)}
     done = invoke(*[folders.get(option, option) for option in options])
     assert done.exit_code == 2 and not done.stdout

@@ -1,14 +1,16 @@
-"""`slipstream check` of trained drafters: the memory it tells is the memory they take."""
+"""`slipstream check` of trained drafters: the reported memory is what they take."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from slipstream.cache import PAGE_SIZE
 from slipstream.commands.check import examine
-from slipstream.commands.options import ModelSetup
+from slipstream.commands.shared.options import ModelSetup
 from slipstream.sequence import TARGET
 from tests.heads import random_head
 from tests.invoking import invoke
@@ -31,18 +33,37 @@ def test_what_a_token_of_context_costs_is_what_the_stores_hold(method: str) -> N
     (head,) = examine(ModelSetup(model=MODEL, speculate=speculate)).heads
     llm = tiny_llm(context=300, characters=True, speculate=speculate)
     kept = sum(data.nbytes for name, data in llm.cache.stores.items() if name != TARGET)
-    pages = llm.cache.capacity + 1  # one of them for rows that nobody wants
+    pages = llm.cache.capacity + 1  # one of them is the scratch page
     assert head.per_token == kept // (pages * PAGE_SIZE)
     assert head.weights > 0 and head.draft_tokens == 61 and head.problem is None
 
 
-def test_what_does_not_fit_is_told_and_what_is_not_known_is_said(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_reported(tmp_path: Path) -> None:
     place = random_head("eagle3")
     other = invoke("check", "-m", str(tiny_directory(0, vocab_size=50)), "--speculate", f"eagle3:checkpoint={place}")
-    assert other.exit_code == 2 and "which has vocab_size=97, and this target has 50" in other.stdout
+    assert other.exit_code == 2 and "which has vocab_size=97, but this target has 50" in other.stdout
     kind = invoke("check", "-m", MODEL, "--speculate", f"medusa:checkpoint={place}")
     assert kind.exit_code == 2 and "holds a drafter of kind 'eagle3', not 'medusa'" in kind.stdout
     missing = invoke("check", "-m", MODEL, "--speculate", f"eagle3:checkpoint={tmp_path}")
     assert missing.exit_code == 2 and "holds no trained drafter" in missing.stdout
-    found_later = invoke("check", "-m", MODEL, "--speculate", "suffix+mtp")
-    assert found_later.exit_code == 0 and "its memory is not counted here" in found_later.stdout
+
+
+def test_a_drafter_without_a_checkpoint_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    done = invoke("check", "-m", MODEL, "--speculate", "suffix+eagle3")
+    assert done.exit_code == 2 and not re.search(r"^fits", done.stdout, re.MULTILINE)
+    assert "no eagle3 drafter has been trained for a target of this shape (slipstream train eagle3" in done.stdout
+
+
+def test_a_drafter_that_is_found_by_the_target_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    place = random_head("eagle3")
+    shutil.copytree(place, tmp_path / "drafters" / "eagle3-0123456789abcdef")
+    (named,) = examine(ModelSetup(model=MODEL, speculate=f"eagle3:checkpoint={place}")).heads
+    (found,) = examine(ModelSetup(model=MODEL, speculate="eagle3")).heads
+    assert (found.weights, found.per_token, found.problem) == (named.weights, named.per_token, None)
+    assert found.by_shape and not named.by_shape
+    done = invoke("check", "-m", MODEL, "--speculate", "eagle3")
+    assert done.exit_code == 0 and "whether it fits these weights" in done.stdout
+    other = invoke("check", "-m", str(tiny_directory(0, vocab_size=50)), "--speculate", "eagle3")
+    assert other.exit_code == 2 and "no eagle3 drafter" in other.stdout

@@ -1,4 +1,4 @@
-"""`slipstream drafters`, `check` and `env`: what there is, what fits, and where we are."""
+"""`slipstream drafters`, `check` and `env`: drafters, memory, and the machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 import slipstream
 from slipstream.cache import PAGE_SIZE
-from slipstream.commands.options import ModelSetup
+from slipstream.commands.shared.options import ModelSetup
 from slipstream.errors import OptionError
-from slipstream.models import builtin
+from slipstream.models.formats import builtin, hub
 from tests.invoking import invoke
 
 
@@ -24,6 +24,25 @@ def test_drafters() -> None:
     assert {"name": "max_n", "type": "int", "default": 4} in one["options"]
     assert "suffix (default)" in invoke("drafters").stdout
     assert invoke("drafters", "nope").exit_code == 2
+
+
+def test_defaults_are_reported_for_both_runners() -> None:
+    """What the default of an option means: on the host with a CPU, and in device rounds with a GPU."""
+
+    def knobs(name: str) -> dict[str, tuple[object, object, object]]:
+        options = json.loads(invoke("drafters", name, "--json").stdout)["options"]
+        return {knob["name"]: (knob["default"], knob["cpu"], knob["gpu"]) for knob in options if "cpu" in knob}
+
+    learned = {"depth": (0, 8, 6), "nodes": (0, 16, 63), "branch": (4, 4, 4), "min_confidence": (0.0, 0.07, 0.0)}
+    assert knobs("eagle3") == learned
+    assert knobs("medusa")["depth"] == (5, 5, 5) and knobs("medusa")["nodes"] == (0, 16, 63)
+    assert knobs("suffix")["branch"] == (3, 3, 1) and knobs("suffix")["min_confidence"] == (0.2, 0.2, 0.0)
+    assert knobs("draft_model")["nodes"] == (0, 5, 5)
+    assert knobs("merge") == {}
+    lines = invoke("drafters", "eagle3").stdout.splitlines()
+    assert any(line.split() == ["depth", "int", "0", "8", "6"] for line in lines)
+    assert any(line.split() == ["draw", "str", "auto"] for line in lines)
+    assert "on a GPU" not in invoke("drafters", "ngram").stdout, "nothing differs there"
 
 
 def test_a_broken_plugin_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +69,7 @@ def test_check_plans_memory(tiny: str) -> None:
 
 
 def test_check_loads_no_weights(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipstream.models.hf import HFCheckpoint
+    from slipstream.models.formats.hf import HFCheckpoint
 
     def refuse(*args: object) -> None:
         raise AssertionError("a weight was read")
@@ -90,14 +109,45 @@ def test_check_refuses_what_does_not_fit(tiny: str, monkeypatch: pytest.MonkeyPa
         ModelSetup(speculate="nope").drafter()
 
 
+@pytest.mark.parametrize("name", ["qwen2.5-coder-1.5b", "nobody/has-this", "nobody/has-this:Q4_K_M"])
+def test_check_downloads_nothing_unasked(name: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise AssertionError("a download")
+
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(builtin, "fetch", refuse)
+    monkeypatch.setattr(hub, "download", refuse)
+    for options in (["-m", name], ["-m", tiny, "--speculate", f"draft_model:model={name}"]):
+        done = invoke("check", *options)
+        assert done.exit_code == 2 and f"unknown: {name} is not here" in done.stdout and "--fetch" in done.stdout
+        assert ("1,042.2 MiB to download" in done.stdout) == (name in builtin.MODELS)
+        found = json.loads(invoke("check", *options, "--json").stdout)
+        assert [entry["model"] for entry in found["missing"]] == [name]
+        assert (found["ok"], found["fits"]) == (False, None) and len(found["problems"]) == 1
+    assert not (tmp_path / "cache").exists()
+
+
+def test_check_downloads_what_is_asked_for(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    monkeypatch.setattr(builtin, "fetch", lambda name, progress=None: Path(tiny))
+    done = invoke("check", "--fetch")
+    assert done.exit_code == 0 and done.stdout.rstrip().endswith("fits") and "downloading" in done.stderr
+
+
 def test_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream.models.layers.linear import native_works
+
+    native_works()  # compiles kernels when it is first asked; they shall not lie in the cache that is measured here
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_TOKEN", "secret")
-    (tmp_path / "file").write_bytes(b"x" * 2**20)
+    (tmp_path / "file").write_bytes(b"x" * 2**19)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "one").write_bytes(b"x" * 2**19)
     report = json.loads(invoke("env", "--json").stdout)
     assert report["versions"]["slipstream"] == slipstream.__version__ and report["versions"]["torch"]
     assert report["cpu"]["torch threads"] >= 1 and isinstance(report["cpu"]["MKL packed products"], bool)
     assert report["cache"]["directory"] == str(tmp_path) and report["cache"]["size"] == "1.0 MiB"
+    assert report["cache"]["packed weights"].startswith("1 models, 0.5 MiB")
     assert report["cache"][builtin.DEFAULT_MODEL].startswith("not downloaded yet")
     assert report["environment"]["SLIPSTREAM_CACHE"] == str(tmp_path)
     done = invoke("env")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.commands.demo import executable
+from slipstream.commands.demo import Comparison, executable
+from slipstream.types import Completion, Stats
 from tests.invoking import invoke, save_model
 
 
@@ -35,6 +36,21 @@ def test_demo_for_people(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert done.stdout.count("(identical to plain decoding") == 6
     assert re.search(r"^all +[\d.]+ +[\d.]+ +[\d.]+x", done.stdout, re.MULTILINE)
     assert f" run -m {roomy} --show tree" in done.stdout
+
+
+def test_answers_of_one_step_have_a_speed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    roomy = str(save_model(tmp_path_factory.mktemp("roomy"), context=4096))
+    report = json.loads(invoke("demo", "-m", roomy, "--json", "--max-tokens", "1").stdout)
+    for entry in [*report["prompts"], report]:
+        assert min(entry["plain_tok_s"], entry["speculative_tok_s"], entry["speedup"]) > 0
+
+
+def test_a_speed_up_compares_like_with_like() -> None:
+    """Where one step gave all of the speculative answer there is no decoding to compare: the whole time counts."""
+    plain = Stats(steps=10, emitted=10, decoded=9, prefill_ms=100.0, decode_ms=900.0)
+    at_once = Stats(steps=1, emitted=10, decoded=0, prefill_ms=125.0)
+    plainly, speculatively = (Completion(0, "", [1] * 10, "length", None, None, stats, 0) for stats in (plain, at_once))
+    assert Comparison("code", plainly, speculatively, [], True).speedup == pytest.approx(1000 / 125)
 
 
 def test_demo_notices_a_difference(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from tests.invoking import ROOT, invoke
         (["--verifier", "magic"], "error: unknown verifier 'magic'"),
         (["--temperature", "-1"], "error: temperature=-1.0 is out of range\nhint: valid: 0"),
         (["--show", "everything"], "error: unknown --show 'everything'"),
-        (["--show", "tree", "--json"], "error: --show is for people"),
+        (["--show", "tree", "--json"], "error: --show and --json exclude each other"),
         (["--logprobs", "2"], "error: --logprobs needs --json"),
         (["--raw", "--system", "x"], "error: --system needs the chat template"),
         (["--logit-bias", "5"], "error: --logit-bias '5' is not ID=VALUE"),
@@ -56,6 +56,12 @@ def test_debug_shows_where(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr and "error: no such model" in done.stderr
 
 
+def test_no_length_is_named_where_none_would_fit(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.models.memory.available_bytes", lambda device: 1000)
+    done = invoke("run", "-m", tiny, "Hi")
+    assert done.exit_code == 2 and done.stderr.endswith("\nhint: the weights leave no room for any\n")
+
+
 @pytest.mark.parametrize("given", [b"", b"\n", b"  \n", b"\xff\xfe"])
 def test_useless_standard_input(tiny: str, given: bytes) -> None:
     done = invoke("run", "-m", tiny, "-", input=given)
@@ -64,9 +70,41 @@ def test_useless_standard_input(tiny: str, given: bytes) -> None:
     assert done.stderr.startswith(f"error: {complaint}")
 
 
-@pytest.mark.parametrize("line", ["run", "run Hi --no-such-option", "run Hi --seed x", "sing"])
-def test_wrong_usage_exits_with_2(line: str) -> None:
-    assert invoke(*line.split()).exit_code == 2
+@pytest.mark.parametrize(
+    ("line", "complaint", "cure"),
+    [
+        ("run", "Missing argument 'PROMPT'", "run --help"),
+        ("run Hi --temprature 1", "No such option: --temprature (Possible options: --temperature)", "run --help"),
+        ("run Hi --seed x", "Invalid value for '--seed': ", "run --help"),
+        ("run Hi there", "Got unexpected extra argument", "run --help"),
+        ("run Hi --stop", "Option '--stop' requires an argument", " --help"),
+        ("chta", "No such command 'chta'", "--help"),
+        ("corpus biuld", "No such command 'biuld'", "corpus --help"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_a_hint(line: str, complaint: str, cure: str) -> None:
+    done = invoke(*line.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: {complaint}") and hint.startswith("hint: ") and hint.endswith(cure)
+
+
+@pytest.mark.parametrize("line", ["", "corpus"])
+def test_nothing_asked_is_answered_with_help(line: str) -> None:
+    done = invoke(*line.split())
+    assert done.exit_code == 2 and "Usage: " in done.output and "error: " not in done.output
+
+
+def test_an_empty_prompt_is_reported_before_a_model_is_opened(tmp_path: Path) -> None:
+    done = invoke("run", "-m", str(tmp_path / "nowhere"), "  ")
+    assert (done.exit_code, done.stderr) == (2, "error: the prompt is empty\nhint: give some text\n")
+
+
+def test_no_cure_that_cannot_be_had(tiny: str) -> None:
+    whole = invoke("run", "-m", tiny, "x" * 3000)
+    assert whole.exit_code == 2 and whole.stderr.endswith("\nhint: shorten the prompt\n")
+    part = invoke("run", "-m", tiny, "x" * 3000, "--max-model-len", "100")
+    assert part.exit_code == 2 and part.stderr.endswith("\nhint: shorten the prompt or raise max_model_len\n")
 
 
 def test_broken_pipe_is_quiet(tiny: str) -> None:

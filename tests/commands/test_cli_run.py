@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from slipstream.commands.options import EngineSetup, Sampling
 from slipstream.commands.run import run
-from slipstream.commands.show import Origins, draw_tree, mark_origins
-from slipstream.models import builtin
+from slipstream.commands.shared.options import EngineSetup, Sampling
+from slipstream.commands.shared.show import Origins, draw_tree, mark_origins
+from slipstream.models.formats import builtin
 from tests.invoking import invoke
 
 
@@ -37,7 +37,47 @@ def test_run_json_has_everything(tiny: str) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["choices"][0]["text"] == answer["text"]
     assert len(answer["logprobs"]) == 6 and len(answer["logprobs"][0]["top"]) == 3
+    first = answer["logprobs"][0]
+    assert first["token_id"] == answer["token_ids"][0] and isinstance(first["text"], str) and first["rank"] >= 1
+    assert [entry["rank"] for entry in first["top"]] == [1, 2, 3]
     assert answer["stats"]["emitted"] == 6
+
+
+def test_logprobs_have_their_text(tiny: str) -> None:
+    from slipstream.text import Tokenizer
+
+    done = invoke("run", "-m", tiny, "--json", "--max-tokens", "5", "--logprobs", "2", "--ignore-eos", "Hi")
+    answer, tokenizer = json.loads(done.stdout), Tokenizer.from_directory(tiny)
+    for token, entry in zip(answer["token_ids"], answer["logprobs"], strict=True):
+        best, second = entry["top"]
+        assert entry["token_id"] == token and entry["text"] == tokenizer.token_text(token)
+        shared = {name: entry[name] for name in ("token_id", "text", "logprob", "rank")}
+        assert best == shared, "greedy takes the likeliest"
+        assert second["logprob"] <= best["logprob"] and second["text"] == tokenizer.token_text(second["token_id"])
+
+
+def test_logprobs_of_an_unlikely_token_come_beside_the_likeliest(tiny: str) -> None:
+    options = ["--json", "--max-tokens", "20", "--logprobs", "1", "--temperature", "2", "--seed", "1", "--ignore-eos"]
+    entries = json.loads(invoke("run", "-m", tiny, *options, "Hi").stdout)["logprobs"]
+    others = [entry for entry in entries if entry["top"][0]["token_id"] != entry["token_id"]]
+    assert others and all(len(entry["top"]) == 1 for entry in entries)
+    assert all(entry["logprob"] <= entry["top"][0]["logprob"] for entry in others)
+
+
+def test_a_seed_survives_json(tiny: str) -> None:
+    options = ["run", "-m", tiny, "--json", "--max-tokens", "20", "--temperature", "1", "--ignore-eos", "Hi"]
+    answers = [json.loads(invoke(*options).stdout) for _ in range(3)]
+    assert all(answer["seed"] < 2**53 for answer in answers), "JavaScript loses what is beyond"
+    assert len({answer["seed"] for answer in answers}) == 3
+    again = json.loads(invoke(*options, "--seed", str(answers[0]["seed"])).stdout)
+    assert again["token_ids"] == answers[0]["token_ids"]
+
+
+def test_an_answer_of_one_step_has_a_speed(tiny: str) -> None:
+    done = invoke("run", "-m", tiny, "--max-tokens", "1", "Hi")
+    assert "0.0 tok/s" not in done.stderr and done.stderr.startswith("1 token in one step, ")
+    stats = json.loads(invoke("run", "-m", tiny, "--max-tokens", "1", "--json", "Hi").stdout)["stats"]
+    assert stats["steps"] == 1 and stats["tokens_per_second"] == pytest.approx(1000 / stats["prefill_ms"], rel=0.01)
 
 
 def test_run_streams_what_json_says(tiny: str) -> None:

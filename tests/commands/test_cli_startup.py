@@ -1,10 +1,11 @@
-"""Starting up: what is imported when, and what works without the packages for people."""
+"""Start-up: what is imported when, and what works without typer and rich."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,15 +59,23 @@ def test_help_names_the_default_drafter() -> None:
     assert f"{DEFAULT} (the default)" in " ".join(invoke("run", "--help").output.replace("│", " ").split())
 
 
-def test_verbs_work_without_typer_and_rich(tiny: str) -> None:
+@pytest.mark.parametrize("verb", ["", "run", "check", "corpus"])
+def test_a_switch_takes_no_value_in_help(verb: str) -> None:
+    shown = invoke(*verb.split(), "--help").output
+    assert "--help" in shown and "bool" not in shown
+
+
+def test_verbs_work_without_typer_and_rich(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "q.txt").write_text("Hi")
     script = (
         "import sys\nsys.modules['typer'] = sys.modules['rich'] = None\n"
         "from slipstream.commands.run import run\nfrom slipstream.commands.check import check\n"
-        "from slipstream.commands.drafters import drafters\n"
-        "from slipstream.commands.options import EngineSetup, Sampling\n"
+        "from slipstream.commands.drafters import drafters\nfrom slipstream.commands.batch import batch\n"
+        "from slipstream.commands.shared.options import EngineSetup, Sampling\n"
         f"setup = EngineSetup(model={tiny!r})\n"
         "run('Hi', setup, Sampling(max_tokens=4))\ncheck(setup)\ndrafters()\n"
+        f"batch({str(tmp_path / 'q.txt')!r}, {str(tmp_path / 'a.jsonl')!r}, setup, Sampling(max_tokens=4))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "fits" in done.stdout
+    assert "fits" in done.stdout and (tmp_path / "a.jsonl").exists()

@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 from slipstream import LLM, SamplingParams
 from slipstream.cli import app
 from slipstream.commands.corpus import build
-from slipstream.drafters import corpus_build
-from slipstream.drafters.corpus import Corpus, Header
-from slipstream.drafters.corpus_files import Reader, cut
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream.drafters.retrieval import corpus_build
+from slipstream.drafters.retrieval.corpus import Corpus, Header
+from slipstream.drafters.retrieval.corpus_files import Reader, cut
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 from slipstream.text import Tokenizer, tokenizer_from_gguf
 from slipstream.text.gguf_tokenizer import _RULES
 from tests.corpora import contents
 from tests.tiny import tiny_directory, tiny_llm
 from tests.vocabularies import gguf_of_byte_level, gguf_of_spm, train_byte_level
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROSE = (ROOT / "docs" / "architecture.md").read_text()[:6000] + "\r\n\r\nГлава 1. naïve  cafés, 東京\t10 of 12\n"
 
 
@@ -124,7 +124,7 @@ def test_bad_input_is_refused_with_its_place(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted({"good.txt", name})
 
 
-def test_wrong_usage_is_told_before_any_work(model: str, tmp_path: Path) -> None:
+def test_wrong_usage_is_reported_before_any_work(model: str, tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("abc")
     assert invoke("corpus", "build", "-o", tmp_path / "out").exit_code == 2

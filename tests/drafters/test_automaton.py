@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.drafters.automaton import ROOT, SuffixAutomaton
+from slipstream.drafters.retrieval.automaton import ROOT, SuffixAutomaton
 
 ALPHABET = 3  # small, so that short texts repeat themselves
 fixed = settings(derandomize=True, deadline=None)  # the same examples on every run, however busy the machine

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from slipstream import SamplingParams
-from slipstream.drafters.device_draft import DeviceDraft
-from slipstream.engine.burst import TREE_ROUNDS, WAITING_ROUNDS
-from slipstream.engine.rounds import Size
+from slipstream.drafters.device.device_draft import DeviceDraft
+from slipstream.engine.rounds import RoundBuffers
+from slipstream.policy.sizes import TREE_ROUNDS, WAITING_ROUNDS
 from tests.corpora import write_corpus
-from tests.laned import burst_on_cpu
-from tests.test_repeat_rounds import LOOP, rounds_of
-from tests.test_rounds import asked
+from tests.engine.test_repeat_rounds import LOOP, rounds_of
+from tests.engine.test_rounds import asked
+from tests.laned import burst_of, burst_on_cpu
 from tests.tiny import tiny_llm
 
 NEW = [*range(10, 60)]  # nothing in it comes twice
@@ -23,7 +23,7 @@ NEW = [*range(10, 60)]  # nothing in it comes twice
 def drafted(spec: str) -> DeviceDraft | None:
     llm = tiny_llm(context=300, characters=True)
     llm.use(spec)
-    return llm.engine.drafter.device_draft(1)
+    return llm.drafter.device_draft(1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -60,15 +60,14 @@ def test_plain_rounds_and_those_with_chains_are_recorded_apart(monkeypatch: pyte
     """What is recorded under a key is replayed for it: rounds with other rows must have another."""
     llm = tiny_llm(context=300, characters=True)
     llm.use("suffix")
-    burst = burst_on_cpu(llm, monkeypatch).engine.burst
-    assert burst is not None
+    burst = burst_of(burst_on_cpu(llm, monkeypatch))
     record, verify = burst.graphs.run, burst._verify
     nodes: list[int] = []  # of the rounds that a function ran
     by_key: dict[object, set[int]] = {}
 
-    def seen(size: Size, sampled: bool) -> None:
-        nodes.append(size.lanes.nodes)
-        verify(size, sampled)
+    def seen(buffers: RoundBuffers, *how: bool) -> None:
+        nodes.append(buffers.lanes.nodes)
+        verify(buffers, *how)
 
     def run(key: object, function: Callable[[], None]) -> None:
         nodes.clear()
@@ -93,3 +92,5 @@ def test_which_chains_draft_on_the_device(tmp_path: Path) -> None:
     assert drafted(f"suffix:corpus={tmp_path / 'corpus'}") is None
     assert drafted("suffix:shared=true") is None
     assert drafted("suffix:depth=0") is None
+    for option in ("min_confidence=0.4", "branch=2"):  # a chain has neither: the host honours what the user sets
+        assert drafted(f"suffix:{option}") is None

@@ -14,6 +14,7 @@ from slipstream.drafters import DrafterSpec, parse_speculate
 from slipstream.errors import ModelNotFound, OptionError
 from slipstream.models.load import load_model
 from tests.heads import random_head
+from tests.stepping import stepped
 from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 6
@@ -78,8 +79,8 @@ def test_a_spec_reads_as_it_was_typed(text: str) -> None:
         ("cascade:suffix", "two levels or more"),
         ("cascade:suffix+ngram", "ngram cannot verify the level below it"),
         ({"method": "cascade", "levels": ["suffix", {"model": "x"}], "depth": 3}, "depth=3"),
-        ("cascade:suffix+draft_model:model=x,branch=2", "writes a chain"),
-        ("cascade:suffix+draft_model:model=x,draw=top", "writes a chain"),
+        ("cascade:suffix+draft_model:model=x,branch=2", "drafts a chain"),
+        ("cascade:suffix+draft_model:model=x,draw=top", "drafts a chain"),
     ],
 )
 def test_what_cannot_be_composed_is_refused(value: Any, message: str) -> None:
@@ -138,7 +139,7 @@ STACKS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_draft_is_what_the_last_model_says_alone(stack: str) -> None:
-    """The target as the last level: every token stands, whatever the levels below guess."""
+    """The target as the last level: every token is accepted, whatever the levels below guess."""
     for output in answer(cascade(*STACKS[stack], model(0, depth=4)), *HOW):
         assert output.stats.steps == -(-41 // 5)
         assert output.stats.accepted == 41 - output.stats.steps
@@ -158,7 +159,7 @@ def test_levels_save_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         nonlocal counted
         counted = 0
         llm = tiny_llm(speculate=speculate)
-        drafter = llm.engine.drafter
+        drafter = llm.drafter
         last = drafter._models[-1] if hasattr(drafter, "_models") else drafter
         forward = last._model.forward
 
@@ -178,7 +179,7 @@ def test_levels_save_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_stores_hold_exactly_what_was_said() -> None:
     for levels in (["suffix:min_confidence=0", model(1, depth=4)], [model(0, depth=2), model(1, depth=3), model(0)]):
         llm = tiny_llm(speculate=cascade(*levels))
-        stream = llm.stream(PROMPT * 4, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
+        stream = stepped(llm, PROMPT * 4, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
         for _ in range(9):
             next(stream)
         (sequence,) = llm.engine.scheduler.running
@@ -224,13 +225,13 @@ def test_any_drafter_is_a_first_level(first: str) -> None:
 def test_one_bad_sequence_does_not_cost_the_others_their_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """The draft model has been fed when a drafter merged with it raises: each is asked for again, alone."""
     llm = tiny_llm(speculate={"method": "merge", "drafters": [model(0, depth=4), "ngram"]})
-    ngram = llm.engine.drafter.drafters[1]  # type: ignore[attr-defined]
+    ngram = llm.drafter.drafters[1]  # type: ignore[attr-defined]
     healthy = ngram.propose
 
-    def failing(wishes: Any) -> Any:
-        if any(wish.sequence.tokens[0] == 50 for wish in wishes):
+    def failing(requests: Any) -> Any:
+        if any(request.sequence.tokens[0] == 50 for request in requests):
             raise RuntimeError("a bad sequence")
-        return healthy(wishes)
+        return healthy(requests)
 
     monkeypatch.setattr(ngram, "propose", failing)
     good, bad = llm.generate([PROMPT, [50, *PROMPT]], GREEDY)
@@ -241,7 +242,7 @@ def test_one_bad_sequence_does_not_cost_the_others_their_draft(monkeypatch: pyte
 def test_a_level_that_was_not_asked_has_no_rows() -> None:
     """With two tokens to come a draft of one needs no guesses: the level below must not be said to know the prompt."""
     llm = tiny_llm(speculate=cascade(model(2, depth=2), model(1, depth=3)))
-    stream = llm.stream(PROMPT * 4, SamplingParams(temperature=0.0, max_tokens=2))
+    stream = stepped(llm, PROMPT * 4, SamplingParams(temperature=0.0, max_tokens=2))
     next(stream)
     (sequence,) = llm.engine.scheduler.running  # the guess was refused
     assert sequence.table.lengths["draft_model.0"] == 0
@@ -249,16 +250,16 @@ def test_a_level_that_was_not_asked_has_no_rows() -> None:
     stream.close()  # type: ignore[attr-defined]
 
 
-def test_a_draft_that_cannot_be_attached_leaves_nothing_behind() -> None:
+def test_a_draft_that_cannot_be_attached_leaves_nothing() -> None:
     llm = tiny_llm()
     missing = {"method": "draft_model", "model": "/no/such/model"}
     with pytest.raises(ModelNotFound):
         llm.use({"method": "merge", "drafters": [tiny_draft(model(1)), missing]})
-    assert set(llm.cache.stores) == {"target"} and llm.engine.drafter.name == "none"
+    assert set(llm.cache.stores) == {"target"} and llm.drafter.name == "none"
 
 
 def test_a_cascade_is_refused_in_a_merge_where_it_samples() -> None:
     stacked = cascade("suffix", model(0))
     with pytest.raises(OptionError, match="cascade samples its nodes"):
         tiny_llm(speculate={"method": "merge", "drafters": ["ngram", stacked]}, verifier="rejection")
-    assert tiny_llm(speculate=tiny_draft({"method": "merge", "drafters": ["ngram", stacked]})).engine.drafter.origins
+    assert tiny_llm(speculate=tiny_draft({"method": "merge", "drafters": ["ngram", stacked]})).drafter.origins

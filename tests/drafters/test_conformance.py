@@ -1,6 +1,6 @@
 """What every drafter must hold, over the whole registry. A new drafter is added to CASES and to nothing else.
 
-`tests/test_equality.py` asks the same cases for the text of plain decoding, with every sampler and in all company.
+`tests/engine/test_equality.py` asks the same cases for the text of plain decoding, with every sampler and in any batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.drafters import drafter_names
 from slipstream.drafters.registry import drafter_class
 from tests.corpora import tiny_corpus
-from tests.tiny import tiny_draft, tiny_llm
+from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 CASES: dict[str, list[Any]] = {
     "none": [None],
@@ -134,6 +134,7 @@ CASES: dict[str, list[Any]] = {
 }
 ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
 
+SIGNS = "acegikmoqsuwyACEGIKMOQSUWY"
 SAMPLERS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T=0.7": {"temperature": 0.7},
@@ -144,6 +145,10 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "min-p": {"temperature": 1.0, "min_p": 0.1},
     "logit bias": {"temperature": 1.0, "logit_bias": {3: 4.0, 7: -100.0, 11: 2.5}},
     "min tokens": {"temperature": 1.0, "min_tokens": 20, "stop_token_ids": list(range(0, 97, 4))},
+    "allowed": {"temperature": 1.0, "allowed_token_ids": list(range(0, 97, 3)), "top_p": 0.95},
+    "greedy allowed two": {"temperature": 0.0, "allowed_token_ids": [5, 17], "frequency_penalty": 0.1},
+    "bad words": {"temperature": 0.9, "bad_words": ["a", "b", "ca", "dd", "efg", "%", *map(str, range(10))]},
+    "greedy bad words": {"temperature": 0.0, "bad_words": [x + y for x in SIGNS for y in SIGNS]},
 }
 
 
@@ -236,22 +241,22 @@ def test_counters_add_up(drafting: LLM) -> None:
         assert len(stats.accepted_by_depth) == len(stats.offered_by_depth)
         assert all(a <= o for a, o in zip(stats.accepted_by_depth, stats.offered_by_depth, strict=True))
         assert stats.drafting_steps <= stats.steps
-        assert {origin for origin in stats.origins if origin} <= drafting.engine.drafter.origins
+        assert {origin for origin in stats.origins if origin} <= drafting.drafter.origins
 
 
 @pytest.mark.parametrize("drafting", ALL[1:], indirect=True)
 def test_a_drafter_that_breaks_is_dropped_and_the_text_goes_on(
     drafting: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter, calls = drafting.engine.drafter, 0
+    drafter, calls = drafting.drafter, 0
     healthy = drafter.propose
 
-    def failing(wishes: Any) -> Any:
+    def failing(requests: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 3:
             raise RuntimeError("the draft broke")
-        return healthy(wishes)
+        return healthy(requests)
 
     monkeypatch.setattr(drafter, "propose", failing)
     with caplog.at_level(logging.WARNING, "slipstream"):
@@ -264,7 +269,8 @@ def test_a_drafter_that_breaks_is_dropped_and_the_text_goes_on(
 
 def test_the_target_as_its_own_draft_accepts_everything() -> None:
     for options in ({"depth": 4, "nodes": 4}, {"depth": 4, "nodes": 12, "branch": 3}):
-        llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:0", **options})
+        target = str(tiny_directory(characters=True))
+        llm = tiny_llm(speculate={"method": "draft_model", "model": target, **options}, characters=True)
         for settings in SAMPLERS.values():
             settings = {k: v for k, v in settings.items() if k not in ("min_tokens", "stop_token_ids")}
             (output,) = llm.generate([prompts(1, 7)[0]], SamplingParams(seed=3, max_tokens=41, **settings))

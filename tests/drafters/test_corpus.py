@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from slipstream import LLM, SamplingParams
 from slipstream.drafters import parse_speculate
-from slipstream.drafters.base import Wish
-from slipstream.drafters.corpus import HEADER, SAMPLES, Corpus, Header
-from slipstream.drafters.corpus_build import SORTED_BY, CorpusWriter, suffix_array
+from slipstream.drafters.base import DraftRequest
+from slipstream.drafters.retrieval.corpus import HEADER, SAMPLES, Corpus, Header
+from slipstream.drafters.retrieval.corpus_build import SORTED_BY, CorpusWriter, suffix_array
 from slipstream.errors import CorruptFile, DraftMismatch, OptionError, SlipstreamError
 from slipstream.sequence import Request, Sequence
 from slipstream.tree import TokenTree
@@ -194,7 +194,7 @@ def test_a_corpus_is_replaced_whole(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", [[1, 2]])
     assert len(list((tmp_path / "corpus").iterdir())) == 3
     assert contents(tmp_path / "corpus") == [[[1, 2]]]
-    match = opened.match([20, 21], depth=1)  # whoever had it open reads the old one
+    match = opened.match([20, 21], depth=1)  # an open corpus still reads the old one
     assert match is not None and match.length == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["corpus"]
 
@@ -247,19 +247,19 @@ def _truncate(name: str) -> Any:
         (lambda folder: (folder / "suffixes-00000.bin").unlink(), "has 0 bytes"),
         (lambda folder: (folder / HEADER).write_text("{"), "cannot be read"),
         (lambda folder: (folder / HEADER).write_bytes(b"\xff\xfe\x00"), "cannot be read"),
-        (lambda folder: (folder / HEADER).write_text("[1]"), "is not the header of a corpus"),
-        (lambda folder: (folder / HEADER).write_text('{"format": "other"}'), "is not the header of a corpus"),
+        (lambda folder: (folder / HEADER).write_text("[1]"), "does not describe a corpus"),
+        (lambda folder: (folder / HEADER).write_text('{"format": "other"}'), "does not describe a corpus"),
         (lambda folder: (folder / HEADER).unlink(), "has no corpus.json"),
         (lambda folder: _header(folder, version=2), "is version 2 of the format, and version 1 is read here"),
         (lambda folder: _header(folder, shards=...), "no valid 'shards'"),
         (lambda folder: _header(folder, tokenizer=7), "no valid 'tokenizer'"),
         (lambda folder: _header(folder, vocabulary=True), "no valid 'vocabulary'"),
-        (lambda folder: _header(folder, token_bytes=3), "sizes that cannot be"),
-        (lambda folder: _header(folder, shards=[]), "sizes that cannot be"),
-        (lambda folder: _header(folder, shards=[-4, "x"]), "sizes that cannot be"),
+        (lambda folder: _header(folder, token_bytes=3), "impossible sizes"),
+        (lambda folder: _header(folder, shards=[]), "impossible sizes"),
+        (lambda folder: _header(folder, shards=[-4, "x"]), "impossible sizes"),
     ],
 )
-def test_damage_is_told_in_one_line_before_anything_is_loaded(tmp_path: Path, damage: Any, complaint: str) -> None:
+def test_damage_is_reported_in_one_line_before_anything_is_loaded(tmp_path: Path, damage: Any, complaint: str) -> None:
     write_corpus(tmp_path / "corpus", [list(range(50))], shard_tokens=30)
     damage(tmp_path / "corpus")
     for use in (Corpus.open, lambda folder: parse_speculate({"method": "suffix", "corpus": str(folder)})):
@@ -269,7 +269,7 @@ def test_damage_is_told_in_one_line_before_anything_is_loaded(tmp_path: Path, da
         assert "\n" not in str(caught.value) and caught.value.hint
 
 
-def test_a_missing_corpus_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_a_missing_corpus_is_reported_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"no corpus: '.*nowhere' is no directory .*slipstream corpus build"):
         LLM("no/such/model", speculate=f"suffix:corpus={tmp_path / 'nowhere'}")
 
@@ -290,7 +290,7 @@ def test_a_corpus_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 def offered(llm: LLM, tokens: list[int], **plan: Any) -> TokenTree:
     sequence = Sequence(Request("r", None, tokens, SamplingParams(), 0), 0, frozenset(), 512)
     settings = {"depth": 4, "nodes": 16, "branch": 3, "min_confidence": 0.0} | plan
-    (tree,) = llm.engine.drafter.propose([Wish(sequence, Plan(**settings))])
+    (tree,) = llm.drafter.propose([DraftRequest(sequence, Plan(**settings))])
     tree.check(tokens[-1], 97)
     return tree
 
@@ -312,18 +312,18 @@ def test_own_text_and_corpus_are_merged(tmp_path: Path) -> None:
 
 def test_guesses_are_followed_and_not_learnt() -> None:
     llm = tiny_llm(speculate="suffix:min_confidence=0")
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     sequence = Sequence(Request("r", None, [1, 2, 3, 4, 9], SamplingParams(), 0), 0, frozenset(), 512)
     plan = Plan(2, 8, 3, 0.0)
-    assert paths(drafter.propose([Wish(sequence, plan)])[0]) == set()
+    assert paths(drafter.propose([DraftRequest(sequence, plan)])[0]) == set()
     shadow = sequence.shadow(None)
     shadow.tokens += [2, 3]
     for _ in range(2):
-        assert paths(drafter.propose([Wish(shadow, plan)])[0]) == {(4,), (4, 9)}
+        assert paths(drafter.propose([DraftRequest(shadow, plan)])[0]) == {(4,), (4, 9)}
     sequence.tokens += [2, 7]  # what was said in truth
-    assert paths(drafter.propose([Wish(sequence, plan)])[0]) == set()
+    assert paths(drafter.propose([DraftRequest(sequence, plan)])[0]) == set()
     sequence.tokens += [2]
-    assert paths(drafter.propose([Wish(sequence, plan)])[0]) == {(3,), (3, 4), (7,), (7, 2)}
+    assert paths(drafter.propose([DraftRequest(sequence, plan)])[0]) == {(3,), (3, 4), (7,), (7, 2)}
 
 
 def test_what_the_corpus_holds_is_said_in_fewer_steps(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`draft_model` without a model: what it drafts is what it was trained to do, and every way to train it teaches."""
+"""`draft_model` without a model: it drafts as it was trained, and every training option improves it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import levels, trained
-from slipstream.drafters.distilled import _LOSSES, _SPAN, DistilledDrafter, DistilledHead, DistilledSettings
 from slipstream.drafters.draft_model import DraftModelDrafter
-from slipstream.drafters.head import Head
-from slipstream.drafters.head_layer import HeadLayer
-from slipstream.drafters.learned import frame_of, make_head
+from slipstream.drafters.draft_model_distilled import _LOSSES, _SPAN, DistilledDrafter, DistilledHead, DistilledSettings
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Head
+from slipstream.drafters.heads.head_drafter import frame_of, make_head
+from slipstream.drafters.heads.head_layer import HeadLayer
 from slipstream.drafters.registry import parse_speculate
 from slipstream.errors import OptionError
 from tests.heads import made_for
 from tests.lessons import PROMPT_LEN, drafted_logits, lesson_of, new_head, saved, teach, tokens_per_step, written
-from tests.test_families import build as family
+from tests.models.test_families import build as family
 from tests.tiny import tiny_directory
 
 VOCAB = torch.tensor([token for token in range(97) if token % 5])
@@ -61,10 +61,10 @@ def test_a_node_has_the_logits_that_training_gives_it(
     taught: tuple[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Over pages, level by level, after accepted and refused drafts alike."""
-    monkeypatch.setattr(levels, "CHUNK", 50)
+    """Over pages, level by level, after accepted and rejected drafts."""
+    monkeypatch.setattr("slipstream.drafters.growing.catch_up.CHUNK", 50)
     llm = build({"method": "draft_model", "checkpoint": taught[1], **shape})
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, DistilledDrafter)
     head = make_head(DistilledDrafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))
     head.load_state_dict(drafter.trained.weights)
@@ -85,7 +85,7 @@ def test_its_nodes_can_be_drawn(verifier: str, school: tuple[LLM, list[list[int]
     llm = build({"method": "draft_model", "checkpoint": taught[1], **shape}, verifier=verifier)
     how = SamplingParams(temperature=0.7, seed=1, max_tokens=40, ignore_eos=True)
     (output,) = llm.generate([school[1][0][:PROMPT_LEN]], how)
-    assert llm.engine.draft_faults == 0 and llm.engine.drafter.samples
+    assert llm.engine.draft_faults == 0 and llm.drafter.samples
     assert 0 < output.stats.accepted < output.stats.drafted
 
 
@@ -200,7 +200,7 @@ def test_on_policy_texts_are_the_students_and_what_is_learnt_is_the_targets(
     for text in range(len(texts)):
         learnt = own.learn[text].nonzero()[:, 0].tolist()
         assert 1 <= len(learnt) <= _SPAN + 1 and learnt == list(range(learnt[0], learnt[-1] + 1))
-        # What changed is what rows of the span predict: the tokens behind them.
+        # What changed is what rows of the span predict: the next tokens.
         assert set(changed[text].nonzero()[:, 0].tolist()) <= {row + 1 for row in learnt}
     again = lesson_of(llm, own.tokens.tolist(), VOCAB, ())
     assert torch.allclose(own.probabilities[own.learn], again.probabilities[own.learn], atol=1e-5)
@@ -215,7 +215,7 @@ def test_the_students_own_tokens_come_from_its_own_distribution(school: tuple[LL
     assert isinstance(head, DistilledHead)
     head.stack.norm.data *= 1000.0
     own = head._on_policy(lesson)
-    greedy = VOCAB[logits_of(head, own.tokens).argmax(-1)]  # what it says behind each token
+    greedy = VOCAB[logits_of(head, own.tokens).argmax(-1)]  # its choice after each token
     for text in range(len(texts)):
         rows = own.learn[text].nonzero()[:, 0]
         rows = rows[rows < rows[0] + _SPAN]
@@ -238,17 +238,18 @@ def test_a_model_that_is_named_goes_first_and_the_trained_one_is_found(
     taught: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     llm = build()
-    monkeypatch.setattr(trained, "cache_directory", lambda: tmp_path)
-    fingerprint = llm.engine.drafter.target.fingerprint
+    monkeypatch.setattr(head_checkpoint, "cache_directory", lambda: tmp_path)
+    fingerprint = llm.target.fingerprint
     with pytest.raises(OptionError, match=rf"no draft_model drafter.*{fingerprint}.*train draft_model.*model=PATH"):
         llm.use("draft_model")
-    trained.save(trained.directory("draft_model", fingerprint), trained.load(Path(taught[1])), bits=8)
+    place = head_checkpoint.directory("draft_model", fingerprint)
+    head_checkpoint.save(place, head_checkpoint.load(Path(taught[1])), bits=8)
     llm.use("draft_model")
-    assert isinstance(llm.engine.drafter, DistilledDrafter)
-    assert (llm.engine.drafter.plan.depth, llm.engine.drafter.plan.nodes) == (5, 5)
+    assert isinstance(llm.drafter, DistilledDrafter)
+    assert (llm.drafter.plan.depth, llm.drafter.plan.nodes) == (5, 5)
     llm.use({"method": "draft_model", "model": str(tiny_directory(0, layers=3, context=300))})
-    assert isinstance(llm.engine.drafter, DraftModelDrafter)
-    assert (llm.engine.drafter.plan.depth, llm.engine.drafter.plan.nodes) == (4, 4)
+    assert isinstance(llm.drafter, DraftModelDrafter)
+    assert (llm.drafter.plan.depth, llm.drafter.plan.nodes) == (4, 4)
 
 
 @pytest.mark.parametrize(

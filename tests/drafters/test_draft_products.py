@@ -1,4 +1,4 @@
-"""Drafts with 8-bit products: nearly the product, a row for itself, and never a reason for another text."""
+"""Drafts with 8-bit GEMM: nearly the exact product, batch-invariant, and never a reason for another text."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pytest
 import torch
 
 from slipstream import SamplingParams
-from slipstream.models import linear
+from slipstream.models.layers import linear
 from tests.heads import random_head
 from tests.tiny import tiny_llm
 
-pytestmark = pytest.mark.skipif(not linear.guessing_works(), reason="this build of torch has no 8-bit product")
+pytestmark = pytest.mark.skipif(not linear.draft_int8_works(), reason="this build of torch has no 8-bit product")
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_row_is_nearly_right_and_does_not_depend_on_its_company(bias: bool) -> None:
+def test_a_row_is_nearly_right_and_is_batch_invariant(bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(700, 600, generator=generator), torch.randn(9, 600, generator=generator)
     added = torch.randn(700, generator=generator) if bias else None
     x[0] *= 1e4  # the first token of a text has such hidden states
     x[3], x[4, 7] = float("nan"), float("inf")
-    product = linear.GuessingLinear(weight, added)
+    product = linear.DraftInt8Linear(weight, added)
     together, wanted = product(x), torch.nn.functional.linear(x, weight, added)
     for row in (0, 1, 2, 5, 6, 7, 8):
         assert torch.equal(product(x[row : row + 1])[0], together[row])
@@ -30,15 +30,15 @@ def test_a_row_is_nearly_right_and_does_not_depend_on_its_company(bias: bool) ->
 
 
 def test_only_large_weights_on_a_cpu_are_worth_it() -> None:
-    assert isinstance(linear.make_draft_linear(torch.randn(600, 600)), linear.GuessingLinear)
-    assert not isinstance(linear.make_draft_linear(torch.randn(100, 100)), linear.GuessingLinear)
-    assert not isinstance(linear.make_draft_linear(torch.randn(600, 600, dtype=torch.float16)), linear.GuessingLinear)
+    assert isinstance(linear.make_draft_linear(torch.randn(600, 600)), linear.DraftInt8Linear)
+    assert not isinstance(linear.make_draft_linear(torch.randn(100, 100)), linear.DraftInt8Linear)
+    assert not isinstance(linear.make_draft_linear(torch.randn(600, 600, dtype=torch.float16)), linear.DraftInt8Linear)
 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "parallel", "kangaroo", "draft_model"])
 def test_texts_are_the_same_alone_and_together(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `match` those of plain decoding; under `rejection` those of each request alone, because q has its bits."""
-    monkeypatch.setattr(linear, "_WORTH_GUESSING", 1)
+    monkeypatch.setattr(linear, "_LEAST_DRAFT_WEIGHT", 1)
     speculate = f"{method}:checkpoint={random_head(method)},depth=3,branch=2,nodes=6"
     asked = [[5, 9, 17, 3] * 20, [1, 2, 3], [7] * 140]
     how = [SamplingParams(temperature=1.0, seed=seed, max_tokens=16) for seed in range(3)]

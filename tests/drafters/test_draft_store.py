@@ -11,7 +11,8 @@ from slipstream.cache import PAGE_SIZE
 from slipstream.errors import DraftMismatch
 from slipstream.models.load import load_model
 from slipstream.sequence import TARGET
-from tests.tiny import tiny_directory, tiny_llm
+from tests.stepping import stepped
+from tests.tiny import plain_answers, tiny_directory, tiny_llm
 
 STORE = "draft_model"
 
@@ -22,10 +23,10 @@ def rows(llm: LLM, store: str, pages: list[int], count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [{"depth": 4, "nodes": 4}, {"depth": 3, "nodes": 9, "branch": 3}])
-@pytest.mark.parametrize("draft_seed", [0, 1])  # the target itself: all accepted; a stranger: nearly all refused
+@pytest.mark.parametrize("draft_seed", [0, 1])  # the target itself: all accepted; another model: nearly all rejected
 def test_the_store_holds_exactly_what_was_said(draft_seed: int, shape: dict[str, int]) -> None:
     llm = tiny_llm(speculate={"method": "draft_model", "model": f"tiny:{draft_seed}", **shape})
-    stream = llm.stream([3, 1, 4, 1, 5] * 24, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
+    stream = stepped(llm, [3, 1, 4, 1, 5] * 24, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
     for _ in range(9):
         next(stream)
     (sequence,) = llm.engine.scheduler.running
@@ -47,10 +48,10 @@ def test_a_prefix_is_shared_while_the_tree_of_its_owner_is_in_flight() -> None:
     llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:1", "depth": 3, "nodes": 6, "branch": 2})
     how = SamplingParams(temperature=0.8, seed=4, max_tokens=40)
     prompt = [7, 8, 9] * 60
-    first = llm.stream(prompt, how)
+    first = stepped(llm, prompt, how)
     said = [token for _ in range(12) for token in next(first).token_ids]
     longer = prompt + said
-    second = llm.stream(longer, how)
+    second = stepped(llm, longer, how)
     begun = next(second).token_ids
     newest = llm.engine.scheduler.running[-1]
     assert newest.table.pages[:1] == llm.engine.scheduler.running[0].table.pages[:1]
@@ -66,7 +67,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting_and_nothing_else() -> Non
     llm = tiny_llm(speculate=draft, context=300)
     how = SamplingParams(temperature=0.7, seed=1)
     (output,) = llm.generate([[1, 2, 3]], how)
-    assert output.token_ids == tiny_llm(context=300).generate([[1, 2, 3]], how)[0].token_ids
+    assert output.token_ids == plain_answers([[1, 2, 3]], how, context=300)[0].token_ids
     assert output.stats.draft_faults == 0
     assert output.stats.accepted > 60  # the target is its own draft until the draft's context is over
 

@@ -1,4 +1,4 @@
-"""`eagle3`: what it drafts is what it was trained to do."""
+"""`eagle3`: it drafts as it was trained."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from slipstream import SamplingParams
 from slipstream.attention import tree_segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head
-from slipstream.drafters.learned import frame_of, make_head
+from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.sequence import TARGET
 from tests.heads import random_head
+from tests.stepping import stepped
 from tests.tiny import tiny_llm
 
 
@@ -35,12 +36,12 @@ def trained_logits(llm: Any, drafter: Eagle3Drafter, tokens: list[int]) -> torch
 
 @pytest.mark.parametrize("branch", [1, 3])
 def test_a_node_has_the_logits_that_training_gives_it(branch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over pages, level by level, after accepted and refused drafts alike."""
+    """Over pages, level by level, after accepted and rejected drafts."""
     place = random_head("eagle3", unroll=4)
     llm = tiny_llm(
         context=300, characters=True, speculate=f"eagle3:checkpoint={place},depth=4,nodes=12,branch={branch}"
     )
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, Eagle3Drafter)
     seen: list[tuple[list[int], list[int], torch.Tensor]] = []  # text up to the root, path below it, logits
     healthy = drafter._add_level
@@ -61,10 +62,10 @@ def test_a_node_has_the_logits_that_training_gives_it(branch: int, monkeypatch: 
 
 
 def test_rows_are_made_of_the_targets_hidden_states_again_once_they_are_there() -> None:
-    """Only the root's row stays: those behind it were made of the head's own output."""
+    """Only the root's row stays: those after it were made from the head's own output."""
     place = random_head("eagle3")
     llm = tiny_llm(context=300, characters=True, speculate=f"eagle3:checkpoint={place}")
-    for _ in llm.stream([3, 1, 4, 1, 5], SamplingParams(max_tokens=6, seed=1, ignore_eos=True)):
+    for _ in stepped(llm, [3, 1, 4, 1, 5], SamplingParams(max_tokens=6, seed=1, ignore_eos=True)):
         if sequences := llm.engine.scheduler.running:
             (sequence,) = sequences
             lengths = sequence.table.lengths
@@ -74,7 +75,7 @@ def test_rows_are_made_of_the_targets_hidden_states_again_once_they_are_there() 
 
 def test_it_begins_as_the_targets_last_layer_on_the_highest_tap() -> None:
     llm = tiny_llm(context=300, characters=True, speculate=f"eagle3:checkpoint={random_head('eagle3')}")
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     head = make_head(Eagle3Drafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))  # type: ignore[attr-defined]
     assert isinstance(head, Eagle3Head)
     head.begin()

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer: the same text, its store in step, nothing left behind, and what is refused."""
+"""A draft with another tokenizer: the same text, its cache in step, no leaks, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.cache import PAGE_SIZE
 from slipstream.commands.check import check
-from slipstream.commands.options import ModelSetup
-from slipstream.drafters.base import Wish
+from slipstream.commands.shared.options import ModelSetup
+from slipstream.drafters.base import DraftRequest
+from slipstream.drafters.foreign.separate_cache import Held, SeparateCache
+from slipstream.drafters.foreign.translate import Crossing
 from slipstream.drafters.foreign_draft import ForeignDraftDrafter
-from slipstream.drafters.own_store import Held, OwnStore
-from slipstream.drafters.translate import Crossing
 from slipstream.errors import DraftMismatch, OptionError
 from slipstream.models.load import load_model
 from slipstream.types import Plan
-from tests.test_conformance import SAMPLERS
-from tests.tiny import tiny_directory, tiny_draft, tiny_llm
+from tests.drafters.test_conformance import SAMPLERS
+from tests.stepping import stepped
+from tests.tiny import plain_answers, tiny_directory, tiny_draft, tiny_llm
 from tests.tongues import KINDS, RHYME, byte_level, characters, directory, reciter, renumbered, speaker, wanderer
 
 PROMPTS = ["Hello there, ", "x", "The quick brown fox " * 9, "a b c " * 20, "0123", "<a>zz"]
@@ -32,12 +33,12 @@ def foreign(model: Path | str, **options: Any) -> dict[str, Any]:
 
 
 def drafter_of(llm: LLM) -> ForeignDraftDrafter:
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, ForeignDraftDrafter)
     return drafter
 
 
-def store_of(llm: LLM) -> OwnStore:
+def store_of(llm: LLM) -> SeparateCache:
     return drafter_of(llm)._store
 
 
@@ -139,7 +140,7 @@ def test_the_store_holds_what_was_said(kind: str) -> None:
     draft = reciter(5) if recited else speaker(kind)
     llm = LLM(target, speculate=foreign(draft, depth=3))
     store, drafter = store_of(llm), drafter_of(llm)
-    stream = llm.stream(RHYME * 9, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
+    stream = stepped(llm, RHYME * 9, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
     for _ in range(9):
         next(stream)
     (sequence,) = llm.engine.scheduler.running
@@ -150,7 +151,7 @@ def test_the_store_holds_what_was_said(kind: str) -> None:
     assert text.startswith(drafter._tokenizer.decode(final, skip_special=False))
 
     model, _ = load_model(draft, dtype="float32", device="cpu")
-    twin = OwnStore(model, "twin", 4)
+    twin = SeparateCache(model, "twin", 4)
     again = Held()
     assert twin.hold(again, held.ids, 0, 0, [])
     with torch.inference_mode():
@@ -166,7 +167,7 @@ def test_the_store_holds_what_was_said(kind: str) -> None:
 
 def test_guesses_of_another_drafter_are_read_and_forgotten() -> None:
     llm = LLM(reciter(1), speculate=foreign(reciter(5)))
-    stream = llm.stream(RHYME, SamplingParams(temperature=0.0, max_tokens=50))
+    stream = stepped(llm, RHYME, SamplingParams(temperature=0.0, max_tokens=50))
     next(stream)
     (sequence,) = llm.engine.scheduler.running
     assert llm.tokenizer is not None
@@ -176,16 +177,16 @@ def test_guesses_of_another_drafter_are_read_and_forgotten() -> None:
         guesses = (RHYME * 3)[len(text) : len(text) + skipped + 4]
         shadow.tokens += llm.tokenizer.encode(guesses[:skipped])
         with torch.inference_mode():
-            (tree,) = drafter_of(llm).propose([Wish(shadow, Plan(4, 4, 1, 0.0))])
+            (tree,) = drafter_of(llm).propose([DraftRequest(shadow, Plan(4, 4, 1, 0.0))])
         assert llm.tokenizer.decode(tree.tokens[1:]) == guesses[skipped:]
     stream.close()  # type: ignore[attr-defined]
     assert_nothing_is_held(llm)
 
 
-def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(speculate=tiny_draft(foreign("speaker:bytes")), characters=True)
     how = SamplingParams(temperature=0.9, seed=2, max_tokens=30)
-    streams = [llm.stream(prompt, how) for prompt in PROMPTS]
+    streams = [stepped(llm, prompt, how) for prompt in PROMPTS]
     for stream in streams:
         next(stream)
     assert store_of(llm).free < store_of(llm)._cache.capacity
@@ -223,9 +224,9 @@ def test_a_prompt_that_was_fed_before_is_not_fed_again(monkeypatch: pytest.Monke
 def test_a_full_store_costs_drafts_and_no_text() -> None:
     how = [SamplingParams(temperature=0.7, seed=seed, max_tokens=60) for seed in range(5)]
     prompts = ["Fill the pages! " * 7] * 5
-    plain = [output.token_ids for output in tiny_llm(characters=True).generate(prompts, how)]
+    plain = [output.token_ids for output in plain_answers(prompts, how, characters=True)]
     llm = tiny_llm(speculate=tiny_draft(foreign("speaker:self")), characters=True)
-    drafter_of(llm)._store = OwnStore(store_of(llm)._model, "foreign_draft", 3)  # each needs two
+    drafter_of(llm)._store = SeparateCache(store_of(llm)._model, "foreign_draft", 3)  # each needs two
     outputs = llm.generate(prompts, how)
     assert [output.token_ids for output in outputs] == plain
     drafted = [output.stats.drafted for output in outputs]
@@ -235,7 +236,7 @@ def test_a_full_store_costs_drafts_and_no_text() -> None:
 
 def test_room_is_made_by_those_who_are_not_at_work() -> None:
     model, _ = load_model(tiny_directory(0), dtype="float32", device="cpu")
-    store = OwnStore(model, "own", 3)
+    store = SeparateCache(model, "own", 3)
     old, young, new = Held(), Held(), Held()
     text = list(range(90)) * 3
     with torch.inference_mode():
@@ -253,7 +254,7 @@ def test_room_is_made_by_those_who_are_not_at_work() -> None:
 
 def test_only_rows_of_what_was_said_are_shared() -> None:
     model, _ = load_model(tiny_directory(0), dtype="float32", device="cpu")
-    store = OwnStore(model, "own", 6)
+    store = SeparateCache(model, "own", 6)
     first, second = Held(), Held()
     said, guessed = list(range(90)) * 3, list(range(90)) * 2 + [5] * 90
     with torch.inference_mode():
@@ -303,11 +304,11 @@ def test_a_draft_with_a_shorter_context_stops_drafting_and_nothing_else() -> Non
     short = directory(renumbered(tiny_directory(0, context=100), order), backend)
     llm = tiny_llm(speculate=foreign(short), context=300, characters=True)
     how = SamplingParams(temperature=0.7, seed=1, max_tokens=150)
-    stream = llm.stream("abc", how)
+    stream = stepped(llm, "abc", how)
     deltas = [next(stream) for _ in range(50)]
     assert_nothing_is_held(llm)  # long before the end: there is nothing more to draft for
     deltas += stream
-    plain = tiny_llm(context=300, characters=True).generate(["abc"], how)[0]
+    plain = plain_answers(["abc"], how, context=300, characters=True)[0]
     assert [token for delta in deltas for token in delta.token_ids] == plain.token_ids
     assert deltas[-1].completion is not None
     assert deltas[-1].completion.stats.draft_faults == 0 and deltas[-1].completion.stats.accepted > 60
@@ -317,7 +318,7 @@ def test_a_draft_with_a_shorter_context_stops_drafting_and_nothing_else() -> Non
 def test_a_tokenizer_and_a_model_of_different_sizes(rows: int) -> None:
     draft = directory(tiny_directory(1, vocab_size=rows), byte_level(257))
     llm = LLM(speaker("sentencepiece"), speculate=foreign(draft))
-    streams = [llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=9)) for prompt in ("plain", "m\u00ed")]
+    streams = [stepped(llm, prompt, SamplingParams(temperature=0.0, max_tokens=9)) for prompt in ("plain", "m\u00ed")]
     for stream in streams:
         next(stream)
     held = [sequence.drafting["foreign_draft"].held.ids for sequence in llm.engine.scheduler.running]
@@ -331,7 +332,7 @@ def test_check_tells_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     target, draft = str(tiny_directory(0, characters=True)), str(speaker("bytes"))
     assert check(ModelSetup(model=target, speculate=f"foreign_draft:model={draft}")) == 0
     told = capsys.readouterr().out
-    assert "tokens of the draft for one of the target" in told and "draft K/V" in told and told.endswith("fits\n")
+    assert "draft tokens per target token" in told and "draft K/V" in told and told.endswith("fits\n")
     assert check(ModelSetup(model=target, speculate=f"foreign_draft:model={draft}"), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)["drafts"][0]["translation"]
     assert found["draft_tokens"] > 400 and 0 < found["common_entries"] <= found["target_entries"] == 97

@@ -1,4 +1,4 @@
-"""A training that goes on from a checkpoint may have more draft tokens, or more layers, than that had."""
+"""A training that continues a checkpoint may have more draft tokens, or more layers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream.drafters import trained
-from slipstream.drafters.head import Head
-from slipstream.drafters.learned import frame_of, make_head
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Head
+from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.errors import OptionError
 from slipstream.llm import LLM
 from slipstream.train.run import learned_class, learned_methods, train
-from slipstream.train.trainer import Watch
+from slipstream.train.trainer import ProgressSink
 from tests.chats import order, tiny_llm
 
-QUIET = Watch()
+QUIET = ProgressSink()
 TEXT = torch.tensor([[5, 17, 3, 64, 9, 31, 2, 40]])
 
 
@@ -29,7 +29,7 @@ def llm() -> LLM:
 
 def head_of(llm: LLM, method: str, settings: dict[str, Any], vocab: torch.Tensor) -> Head:
     torch.manual_seed(3)
-    return make_head(learned_class(method), settings, frame_of(llm.engine.drafter.target, vocab))
+    return make_head(learned_class(method), settings, frame_of(llm.target, vocab))
 
 
 @pytest.mark.parametrize("method", learned_methods())
@@ -45,7 +45,7 @@ def test_what_was_learnt_of_a_token_stays_with_it(llm: LLM, method: str, own_row
             weight.normal_()
     grown = head_of(llm, method, {**settings, "vocabulary": 60}, more)
     before = {name: weight.clone() for name, weight in grown.state_dict().items()}
-    grown.go_on(former.state_dict(), few)
+    grown.continue_from(former.state_dict(), few)
     for name, weight in grown.state_dict().items():
         learnt = former.state_dict()[name]
         if name not in grown.by_token:
@@ -65,7 +65,7 @@ def test_new_layers_add_nothing_at_first(llm: LLM, few: int, many: int) -> None:
             weight.normal_(std=0.1)
     grown = head_of(llm, "draft_model", {"layers": many, "vocabulary": 60}, vocab)
     grown.begin()
-    grown.go_on(former.state_dict(), vocab)
+    grown.continue_from(former.state_dict(), vocab)
     torch.testing.assert_close(grown.judged(TEXT), former.judged(TEXT), rtol=0, atol=1e-6)  # type: ignore[operator]
 
 
@@ -73,7 +73,7 @@ def test_a_training_goes_on_with_more_tokens_and_layers(tmp_path: Path) -> None:
     first, _ = train(order("draft_model", tmp_path / "first", settings={"vocabulary": 60, "layers": 1}), QUIET)
     asked = order("draft_model", tmp_path / "more", init=str(first), settings={"vocabulary": "90", "layers": "2"})
     place, _ = train(asked, QUIET)
-    start, own = trained.load(first), trained.load(place)
+    start, own = head_checkpoint.load(first), head_checkpoint.load(place)
     assert own.settings == {**start.settings, "vocabulary": 90, "layers": 2}
     assert len(own.vocab) == 90 and set(start.vocab.tolist()) < set(own.vocab.tolist())
     assert own.figures["tokens_per_step"] > 1, "the engine drafts with it"
@@ -81,14 +81,14 @@ def test_a_training_goes_on_with_more_tokens_and_layers(tmp_path: Path) -> None:
 
 def test_a_setting_may_be_newer_than_a_checkpoint(tmp_path: Path) -> None:
     first, _ = train(order("draft_model", tmp_path / "first", settings={"vocabulary": 60, "layers": 1}), QUIET)
-    file = first / trained.DESCRIPTION
+    file = first / head_checkpoint.DESCRIPTION
     description = json.loads(file.read_text())
     del description["settings"]["mlp"]
     file.write_text(json.dumps(description))
     with pytest.raises(OptionError, match="mlp=0, which cannot become 8"):
         train(order("draft_model", tmp_path / "no", init=str(first), settings={"mlp": "8"}), QUIET)
     place, _ = train(order("draft_model", tmp_path / "more", init=str(first), settings={"mlp": "0"}), QUIET)
-    assert trained.load(place).settings["mlp"] == 0
+    assert head_checkpoint.load(place).settings["mlp"] == 0
 
 
 @pytest.mark.parametrize(("name", "value"), [("vocabulary", "40"), ("layers", "1"), ("mlp", "8")])

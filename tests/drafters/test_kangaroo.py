@@ -1,4 +1,4 @@
-"""`kangaroo`: what it drafts is what it was trained to do, and its rows serve twice."""
+"""`kangaroo`: it drafts as it was trained, and verification reuses its rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import levels
+from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.drafters.kangaroo import KangarooDrafter, KangarooHead, KangarooSettings
-from slipstream.drafters.learned import frame_of, make_head
 from slipstream.errors import OptionError
+from tests.drafters.test_self_draft import passes
 from tests.heads import made_for
 from tests.lessons import PROMPT_LEN, drafted_logits, lesson_of, new_head, saved, teach, tokens_per_step, written
-from tests.test_self_draft import passes
+from tests.stepping import stepped
 from tests.tiny import tiny_directory
 
 PROMPT = [5, 9, 17, 3] * 33  # the answer begins in the second page
@@ -52,10 +52,10 @@ def trained_logits(llm: LLM, drafter: KangarooDrafter, tokens: list[int]) -> tor
 def test_a_node_has_the_logits_that_training_gives_it(
     shape: dict[str, int], reuse: str, taught: tuple[str, str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over pages, level by level, after accepted and refused drafts alike."""
-    monkeypatch.setattr(levels, "CHUNK", 50)
+    """Over pages, level by level, after accepted and rejected drafts."""
+    monkeypatch.setattr("slipstream.drafters.growing.catch_up.CHUNK", 50)
     llm = build({"method": "kangaroo", "checkpoint": taught[1], "reuse": reuse, **shape})
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, KangarooDrafter)
     seen = drafted_logits(llm, taught[2][0], monkeypatch)
     for text, row in seen[:: max(1, len(seen) // 24)]:
@@ -73,7 +73,8 @@ def test_rows_of_accepted_nodes_are_kept(taught: tuple[str, str, list[list[int]]
     """All but the next root has a row, except a last node that was offered without being fed."""
     llm = build({"method": "kangaroo", "checkpoint": taught[1]})
     kept = 0
-    for delta in llm.stream(taught[2][0][:PROMPT_LEN], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)):
+    how = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for delta in stepped(llm, taught[2][0][:PROMPT_LEN], how):
         if sequences := llm.engine.scheduler.running:
             lengths = sequences[0].table.lengths
             known = len(sequences[0].tokens) - 1
@@ -83,7 +84,7 @@ def test_rows_of_accepted_nodes_are_kept(taught: tuple[str, str, list[list[int]]
     assert kept > 3
 
 
-def test_verification_begins_behind_the_layers_that_drafting_ran(
+def test_verification_starts_after_the_layers_that_drafting_ran(
     taught: tuple[str, str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = SamplingParams(temperature=0.8, seed=3, max_tokens=40)
@@ -99,13 +100,13 @@ def test_verification_begins_behind_the_layers_that_drafting_ran(
 
 
 def test_prompts_beside_prepared_trees_are_tapped_too(taught: tuple[str, str, list[list[int]]]) -> None:
-    """A prompt that rides in a pass which begins behind the first layers is fed to them apart, and leaves its taps."""
+    """A prompt in a pass that starts after the first layers is fed to these separately, and leaves its taps."""
     llm = build({"method": "kangaroo", "checkpoint": taught[1]})
     how = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
-    first = llm.stream(taught[2][0][:PROMPT_LEN], how)
+    first = stepped(llm, taught[2][0][:PROMPT_LEN], how)
     for _ in range(3):
         next(first)
-    second = llm.stream(taught[2][1][:PROMPT_LEN], how)
+    second = stepped(llm, taught[2][1][:PROMPT_LEN], how)
     got = [token for delta in second for token in delta.token_ids]
     first.close()  # type: ignore[attr-defined]
     alone = build({"method": "kangaroo", "checkpoint": taught[1]})
@@ -120,7 +121,7 @@ def test_its_nodes_can_be_drawn(verifier: str, taught: tuple[str, str, list[list
     llm = build({"method": "kangaroo", "checkpoint": taught[1], **shape}, verifier=verifier)
     how = SamplingParams(temperature=0.7, seed=1, max_tokens=40, ignore_eos=True)
     (output,) = llm.generate([taught[2][0][:PROMPT_LEN]], how)
-    assert llm.engine.draft_faults == 0 and llm.engine.drafter.samples
+    assert llm.engine.draft_faults == 0 and llm.drafter.samples
     assert 0 < output.stats.accepted < output.stats.drafted
 
 

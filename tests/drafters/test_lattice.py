@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from slipstream.drafters import lattice as module
-from slipstream.drafters.lattice import Lattice
-from slipstream.drafters.marginals import best_first
+from slipstream.drafters.growing import lattice as module
+from slipstream.drafters.growing.lattice import Lattice
+from slipstream.drafters.growing.marginals import best_first
 
 LEVELS, TOKENS = 4, 7
 

@@ -1,4 +1,4 @@
-"""What all drafters that learn share: pages of others, cut supports, numbers that are none."""
+"""Shared by all trained drafters: shared pages, top-k and top-p, NaN."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters.learned import LearnedDrafter
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads.head_drafter import LearnedDrafter
 from slipstream.tree import TokenTree
 from tests.heads import random_head
 from tests.lessons import new_head, saved
@@ -39,7 +39,7 @@ def test_a_request_that_ends_at_once_leaves_its_hidden_states_to_others(method: 
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "parallel", "kangaroo", "draft_model"])
 def test_a_drafter_is_loaded_without_drawing_numbers(method: str) -> None:
-    """Weights by chance would be thrown away: for a large target that takes seconds. And nobody's numbers change."""
+    """Random initialisation would be thrown away and takes seconds for a large target. No random state changes."""
     llm, place = build(None), random_head(method)
     before = torch.get_rng_state()
     llm.use(f"{method}:checkpoint={place}")
@@ -84,7 +84,7 @@ def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, m
 
     def grown() -> tuple[list[list[tuple[tuple[int, ...], float]]], int]:
         llm = build(f"{method}:checkpoint={random_head(method)},nodes=7,branch=3,depth=5")
-        drafter = llm.engine.drafter
+        drafter = llm.drafter
         offered: list[list[tuple[tuple[int, ...], float]]] = []
         rows = 0
 
@@ -122,14 +122,14 @@ def test_what_could_not_be_offered_is_not_fed(method: str, temperature: float, m
 def test_trees_have_as_many_nodes_as_rows_are_cheap(
     mode: str, own_kernels: str, nodes: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slipstream.models.decoder.digits_work", lambda: own_kernels != "")
-    monkeypatch.setattr("slipstream.models.decoder.dots_work", lambda: own_kernels in ("matrix unit", "vectors"))
-    monkeypatch.setattr("slipstream.models.decoder.squares_work", lambda: own_kernels == "matrix unit")
+    monkeypatch.setattr("slipstream.models.decoder.int8_kernels_work", lambda: own_kernels != "")
+    monkeypatch.setattr("slipstream.models.decoder.has_int8_dot", lambda: own_kernels in ("matrix unit", "vectors"))
+    monkeypatch.setattr("slipstream.models.decoder.has_matrix_unit", lambda: own_kernels == "matrix unit")
     monkeypatch.setattr("slipstream.models.decoder.short_vectors", lambda: own_kernels == "pairs")
     checkpoint = random_head("eagle3")
-    plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).engine.drafter.plan
+    plan = build(f"eagle3:checkpoint={checkpoint}", quantize=mode).drafter.plan
     dear = nodes < 7 or (mode, own_kernels) == ("none", "pairs")
     assert plan.min_confidence == (0.2 if dear else 0.07)
     assert (plan.nodes, plan.depth) == (nodes, depth)
-    asked = build(f"eagle3:checkpoint={checkpoint},nodes=9", quantize=mode).engine.drafter.plan
+    asked = build(f"eagle3:checkpoint={checkpoint},nodes=9", quantize=mode).drafter.plan
     assert (asked.nodes, asked.depth) == (9, 8)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from slipstream import LLM, SamplingParams, noise
-from slipstream.drafters import Outcome, Wish
+from slipstream.drafters import DraftRequest, Outcome
 from slipstream.drafters.lookahead import LookaheadDrafter, LookaheadOptions, NgramPool
 from slipstream.drafters.registry import parse_speculate
 from slipstream.errors import OptionError
@@ -25,7 +25,7 @@ from slipstream.sequence import Request, Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
 from slipstream.verify import Match
-from tests.test_engine_statistics import p_value
+from tests.engine.test_engine_statistics import p_value
 from tests.tiny import tiny_directory, tiny_llm
 
 VOCABULARY = 10_000
@@ -39,7 +39,7 @@ def plain() -> LLM:
 
 
 def make(**options: Any) -> LookaheadDrafter:
-    return LookaheadDrafter(LookaheadOptions(**options), plain().engine.drafter.target)
+    return LookaheadDrafter(LookaheadOptions(**options), plain().target)
 
 
 def text_of(tokens: list[int]) -> Sequence:
@@ -47,7 +47,7 @@ def text_of(tokens: list[int]) -> Sequence:
 
 
 def offered(drafter: LookaheadDrafter, sequence: Sequence, plan: Plan | None = None) -> TokenTree:
-    (tree,) = drafter.propose([Wish(sequence, plan or drafter.options.plan)])
+    (tree,) = drafter.propose([DraftRequest(sequence, plan or drafter.options.plan)])
     tree.check(sequence.tokens[-1], VOCABULARY)
     return tree
 
@@ -162,7 +162,7 @@ def test_a_step_without_a_draft_does_not_lose_the_window() -> None:
     drafter.observe([Outcome(text_of([1]), [], {})])  # a piece of a prompt, of a sequence that never drafted
 
 
-def test_a_fresh_column_continues_its_neighbour_and_knows_no_chance() -> None:
+def test_a_fresh_column_continues_its_neighbour_and_is_not_random() -> None:
     drafter, sequence = make(window=4, ngram=4), text_of([3, 1, 4, 1, 5, 9, 2, 6])
     tree = offered(drafter, sequence)
     ahead = sequence.drafting["lookahead"]
@@ -219,7 +219,7 @@ def shuffled(chooser: random.Random) -> Keep:
     """Some of the nodes, chosen by no rule but that they hang together."""
 
     def keep(tree: TokenTree) -> TokenTree:
-        tree.confidence[1:] = [chooser.random() for _ in range(1, len(tree))]
+        tree._confidence[1:] = [chooser.random() for _ in range(1, len(tree))]
         return tree.pruned(chooser.randrange(len(tree)))
 
     return keep
@@ -267,7 +267,7 @@ def test_the_window_beside_other_drafters_in_a_tree_that_is_too_small(temperatur
 def test_scouts_converge_to_what_the_model_is_going_to_say(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = plain()
     llm.use("lookahead")
-    drafter, foreseen, known = llm.engine.drafter, 0, 0
+    drafter, foreseen, known = llm.drafter, 0, 0
     observe = drafter.observe
 
     def watched(outcomes: list[Outcome]) -> None:
@@ -287,7 +287,7 @@ def test_scouts_converge_to_what_the_model_is_going_to_say(temperature: float, m
     llm.use(None)
 
 
-def test_drafts_depend_neither_on_the_company_nor_on_the_seed_of_a_greedy_request() -> None:
+def test_drafts_depend_neither_on_the_batch_nor_on_the_seed_of_a_greedy_request() -> None:
     llm = plain()
     llm.use("lookahead")
     prompts = [[1, 2, 3], [9, 8, 7, 6], [5]]
@@ -309,7 +309,7 @@ def test_answers_under_rejection_follow_the_models_distribution() -> None:
     ask = SamplingParams(temperature=0.0, max_tokens=1, logprobs=len(vocabulary))
     raw = {}
     for prefix, output in zip(prefixes, llm.generate([[*prompt, *p] for p in prefixes], ask), strict=True):
-        raw[prefix] = np.exp([dict(output.logprobs[0].top)[token] for token in vocabulary])
+        raw[prefix] = np.exp([output.logprobs[0][token].logprob for token in vocabulary])
 
     def exact(temperature: float) -> dict[tuple[int, ...], float]:
         warm = {prefix: row ** (1 / temperature) for prefix, row in raw.items()}

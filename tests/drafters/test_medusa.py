@@ -1,4 +1,4 @@
-"""`medusa`: what it drafts is what it was trained to do, its trees have the shape they should, and it learns."""
+"""`medusa`: it drafts as it was trained, its trees have the right shape, and training improves it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams, noise
-from slipstream.drafters import trained
-from slipstream.drafters.base import Wish
-from slipstream.drafters.head import Lesson
-from slipstream.drafters.learned import frame_of, make_head, settings_of
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.base import DraftRequest
+from slipstream.drafters.growing.static_tree import StaticTree
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Lesson
+from slipstream.drafters.heads.head_drafter import frame_of, make_head, settings_of
+from slipstream.drafters.heads.medusa_head import MedusaHead, MedusaSettings
 from slipstream.drafters.medusa import MedusaDrafter
-from slipstream.drafters.medusa_head import MedusaHead, MedusaSettings
-from slipstream.drafters.static_tree import StaticTree
 from slipstream.errors import CorruptFile, OptionError
 from slipstream.train.teacher import Teacher
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
+from tests.engine.test_engine_statistics import p_value
 from tests.heads import made_for
-from tests.test_engine_statistics import p_value
+from tests.stepping import stepped
 from tests.tiny import tiny_directory, tiny_llm
 
 PROMPTS = [[5, 9, 17, 3] * 34, [1, 2], [40, 41, 60, 7, 7], list(range(20, 90))]
@@ -50,8 +51,8 @@ def saved(llm: LLM, head: MedusaHead, **figures: Any) -> str:
     place = Path(tempfile.mkdtemp()) / "medusa"
     weights = {name: weight.detach() for name, weight in head.state_dict().items()}
     made, settings = made_for(llm)[1], settings_of(head.settings)
-    kept = trained.Trained("medusa", settings, made, head.frame.vocab, weights, figures=figures)
-    trained.save(place, kept)
+    kept = head_checkpoint.Trained("medusa", settings, made, head.frame.vocab, weights, figures=figures)
+    head_checkpoint.save(place, kept)
     return str(place)
 
 
@@ -84,11 +85,11 @@ def trained_logits(llm: LLM, head: MedusaHead, text: list[int]) -> torch.Tensor:
 def test_a_depth_has_the_logits_that_training_gives_it(
     tree: str, verifier: str, root: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After accepted and refused drafts alike, alone and in a batch."""
+    """After accepted and rejected drafts, alone and in a batch."""
     llm = tiny_llm(verifier=verifier)
     head = fresh(llm, heads=4, root=root)
     llm.use(f"medusa:checkpoint={saved(llm, head)},nodes=40,tree={tree}")
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, MedusaDrafter)
     seen: list[tuple[list[int], torch.Tensor]] = []
     healthy = drafter._offer
@@ -111,24 +112,24 @@ def test_nothing_is_drafted_before_a_hidden_state_is_there() -> None:
     llm.use(f"medusa:checkpoint={saved(llm, fresh(llm))}")
     for prompt in (PROMPTS[0], PROMPTS[0]):  # the second time its pages are in the cache
         (output,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-        # The first token, and one behind which nothing is left to draft.
+        # The first token, and one after which nothing is left to draft.
         assert output.stats.steps - 2 <= output.stats.drafting_steps < output.stats.steps
 
 
 def test_only_the_hidden_state_before_the_root_serves() -> None:
-    """Behind tokens that the target has not read nothing is drafted."""
+    """After tokens that the target has not read nothing is drafted."""
     llm = tiny_llm()
     llm.use(f"medusa:checkpoint={saved(llm, fresh(llm))}")
-    drafter, plan = llm.engine.drafter, Plan(3, 6, 3)
-    stream = llm.stream([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+    drafter, plan = llm.drafter, Plan(3, 6, 3)
+    stream = stepped(llm, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
     next(stream)
     (sequence,) = llm.engine.scheduler.running
     with torch.inference_mode():
-        (before,) = drafter.propose([Wish(sequence, plan)])
+        (before,) = drafter.propose([DraftRequest(sequence, plan)])
         shadow = sequence.shadow(None)
         shadow.tokens.extend([8, 9])
-        assert len(drafter.propose([Wish(shadow, plan)])[0]) == 1
-        (after,) = drafter.propose([Wish(sequence, plan)])
+        assert len(drafter.propose([DraftRequest(shadow, plan)])[0]) == 1
+        (after,) = drafter.propose([DraftRequest(sequence, plan)])
     assert before.tokens == after.tokens and len(after) == 7
     stream.close()  # type: ignore[attr-defined]
 
@@ -138,7 +139,7 @@ def test_only_the_hidden_state_before_the_root_serves() -> None:
 
 def first_growth(llm: LLM, monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> tuple[Growth, TokenTree]:
     """The first draft of an answer: what it was made of, and what was offered."""
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, MedusaDrafter)
     kept: list[tuple[Growth, TokenTree]] = []
     healthy = drafter._offer
@@ -162,7 +163,7 @@ def test_the_static_tree_is_that_of_the_measured_accuracies(monkeypatch: pytest.
     growth, tree = first_growth(llm, monkeypatch, SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True))
     assert growth.logits is not None
     ranked = [growth_row.argsort(descending=True) for growth_row in growth.logits]
-    vocab = llm.engine.drafter.vocab  # type: ignore[attr-defined]
+    vocab = llm.drafter.vocab  # type: ignore[attr-defined]
     odds = torch.softmax(growth.logits, -1)
     shape = StaticTree.best(accuracies, 5, 10).nodes
     assert [rank for _, rank, _ in shape] == [1, 0, 2, 1, 0]
@@ -192,9 +193,9 @@ def test_when_sampling_the_noise_of_the_target_is_counted_in(tree: str, monkeypa
     llm.use(f"medusa:checkpoint={saved(llm, fresh(llm, heads=3))},nodes=3,branch=1,tree={tree}")
     growth, offer = first_growth(llm, monkeypatch, SamplingParams(temperature=0.7, seed=5, max_tokens=9))
     assert growth.logits is not None
-    vocab = llm.engine.drafter.vocab  # type: ignore[attr-defined]
+    vocab = llm.drafter.vocab  # type: ignore[attr-defined]
     for depth, row in enumerate(growth.logits):
-        key = noise.key(5, 0, 4 + depth, noise.MATCH)  # three tokens of the prompt and the root stand before
+        key = noise.key(5, 0, 4 + depth, noise.MATCH)  # three tokens of the prompt and the root come before
         assert offer.tokens[1 + depth] == vocab[(row / 0.7 + noise.gumbel(key, vocab)).argmax()]
 
 
@@ -231,7 +232,7 @@ def test_sampled_trees_have_the_static_shape(monkeypatch: pytest.MonkeyPatch) ->
         for node in range(1, len(tree))
     }
     assert {places[node]: len(tree.children(node)) for node in places if tree.children(node)} == shape.widths
-    vocab = llm.engine.drafter.vocab  # type: ignore[attr-defined]
+    vocab = llm.drafter.vocab  # type: ignore[attr-defined]
     for node in range(1, len(tree)):
         draw = tree.draws[node]
         assert draw is not None
@@ -240,7 +241,7 @@ def test_sampled_trees_have_the_static_shape(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_under_rejection_answers_follow_the_targets_distribution() -> None:
-    """Four tokens: the first comes plain, and behind it stand drafts of two levels."""
+    """Four tokens: the first comes plain, and after it drafts have two levels."""
     folder = tiny_directory(0, 6, layers=1, context=128, sharpness=1.0)
     target = LLM(folder, speculate=None, verifier="rejection", max_num_seqs=64, cache_tokens=72 * 128)
     prefixes = [p for length in range(4) for p in itertools.product(range(6), repeat=length)]
@@ -248,7 +249,7 @@ def test_under_rejection_answers_follow_the_targets_distribution() -> None:
     following = {}
     for prefix, output in zip(prefixes, target.generate([[1, 2, *p] for p in prefixes], params), strict=True):
         assert output.logprobs is not None
-        following[prefix] = {token: float(np.exp(logprob)) for token, logprob in output.logprobs[0].top}
+        following[prefix] = {token: float(np.exp(found.logprob)) for token, found in output.logprobs[0].items()}
     exact = {
         answer: float(np.prod([following[answer[:i]][answer[i]] for i in range(4)]))
         for answer in itertools.product(range(6), repeat=4)
@@ -389,5 +390,5 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(OptionError, match=r"tree='wide'.*dynamic, static"):
         llm.use("medusa:tree=wide")
     place = saved(llm, fresh(llm, heads=3), accuracies=[[0.5]])
-    with pytest.raises(CorruptFile, match="accuracies of 1 heads, and there are 3"):
+    with pytest.raises(CorruptFile, match="accuracies of 1 heads, but 3 heads"):
         llm.use(f"medusa:checkpoint={place}")

@@ -1,4 +1,4 @@
-"""`medusa` whose heads read the token before their own: level by level, it drafts what it was trained to do."""
+"""`medusa` with heads that read the previous token: level by level, it drafts as it was trained."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import pytest
 import torch
 
 from slipstream import SamplingParams
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.growing.static_tree import StaticTree
+from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.medusa import MedusaDrafter
-from slipstream.drafters.static_tree import StaticTree
 from slipstream.tree import TokenTree
-from tests.test_medusa import PROMPTS, fresh, lesson, saved
+from tests.drafters.test_medusa import PROMPTS, fresh, lesson, saved
 from tests.tiny import tiny_llm
 
 
 @pytest.mark.parametrize(("tree", "verifier"), [("static", "match"), ("dynamic", "match"), ("static", "traversal")])
-def test_a_node_has_the_logits_that_training_gives_it_behind_its_token(
+def test_a_node_has_the_logits_that_training_gives_it_after_its_token(
     tree: str, verifier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where heads read the token before their own: behind every node, whatever is accepted, alone and in a batch."""
+    """If heads read the previous token: after every node, whatever is accepted, alone and in a batch."""
     llm = tiny_llm(verifier=verifier)
     head = fresh(llm, heads=3, before=True)
     llm.use(f"medusa:checkpoint={saved(llm, head)},nodes=12,branch=4,tree={tree}")
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, MedusaDrafter) and drafter.by_levels
     seen: list[tuple[list[int], list[int], torch.Tensor]] = []
     healthy = drafter._add_level
@@ -50,7 +50,7 @@ def test_the_static_tree_of_heads_that_read_the_token_before_theirs(monkeypatch:
     accuracies = [[0.6, 0.2, 0.1], [0.5, 0.3, 0.1]]
     place = saved(llm, fresh(llm, heads=2, before=True), accuracies=accuracies)
     llm.use(f"medusa:checkpoint={place},nodes=5,tree=static")
-    drafter, offers = llm.engine.drafter, list[TokenTree]()
+    drafter, offers = llm.drafter, list[TokenTree]()
     assert isinstance(drafter, MedusaDrafter)
     healthy = drafter._offer
 

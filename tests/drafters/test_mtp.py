@@ -1,4 +1,4 @@
-"""`mtp`: what its modules draft is what they were trained to do, for one module and for several."""
+"""`mtp`: its modules draft as they were trained, for one module and for several."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.cache import PAGE_SIZE
-from slipstream.drafters import trained
-from slipstream.drafters.learned import frame_of, make_head, settings_of
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head_drafter import frame_of, make_head, settings_of
 from slipstream.drafters.mtp import MtpDrafter, MtpHead, MtpSettings
 from slipstream.errors import OptionError
 from slipstream.train.teacher import Teacher
 from tests.heads import made_for, random_head
+from tests.stepping import stepped
 from tests.tiny import tiny_llm
 
 Seen = list[tuple[list[int], list[int], torch.Tensor]]  # a text up to the root, a path below it, logits after that
@@ -30,8 +31,8 @@ def drafting(modules: int, **options: Any) -> LLM:
 
 
 def drafter_of(llm: LLM) -> MtpDrafter:
-    assert isinstance(llm.engine.drafter, MtpDrafter)
-    return llm.engine.drafter
+    assert isinstance(llm.drafter, MtpDrafter)
+    return llm.drafter
 
 
 def recorded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Seen:
@@ -49,8 +50,8 @@ def recorded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Seen:
     return seen
 
 
-def compare(llm: LLM, seen: Seen, blind: int = 0, most: int = 24) -> None:
-    """Nodes have the logits that the training path gives them; of the first `blind` tokens no hidden state is known."""
+def compare(llm: LLM, seen: Seen, most: int = 24) -> None:
+    """Nodes have the logits that the training path gives them."""
     drafter = drafter_of(llm)
     head = make_head(MtpDrafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))
     assert isinstance(head, MtpHead)
@@ -60,9 +61,6 @@ def compare(llm: LLM, seen: Seen, blind: int = 0, most: int = 24) -> None:
     for text, path, row in seen[:: max(1, len(seen) // most)]:
         tokens = torch.tensor([text + path])
         taps = teacher.lesson(tokens, torch.tensor([1]), drafter.vocab, head.taps).taps
-        taps = {
-            layer: torch.cat([torch.zeros_like(rows[:, :blind]), rows[:, blind:]], 1) for layer, rows in taps.items()
-        }
         with torch.no_grad():
             levels = [head.logits(hidden) for hidden in head.levels(tokens, taps)]
         assert torch.allclose(row, levels[len(path)][0, -1], atol=1e-4), (len(text), path)
@@ -75,7 +73,7 @@ def compare(llm: LLM, seen: Seen, blind: int = 0, most: int = 24) -> None:
 def test_a_node_has_the_logits_that_training_gives_it(
     modules: int, branch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over pages, level by level, several texts at once, after accepted and refused drafts alike."""
+    """Over pages, level by level, several texts at once, after accepted and rejected drafts."""
     llm = drafting(modules, branch=branch)
     seen = recorded(llm, monkeypatch)
     prompts = [[5, 9, 17, 3] * 31, [44], [7, 8] * 64]
@@ -106,21 +104,19 @@ def test_a_prefix_that_another_request_left_is_not_read_again(modules: int, monk
 
 
 @MODULES
-def test_behind_a_prefix_without_hidden_states_it_drafts_from_zeros(
-    modules: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_without_hidden_states_is_read_again(modules: int, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = drafting(modules)
     prompt = [2, 7, 1, 8] * 40
     how = SamplingParams(temperature=0.8, seed=1, max_tokens=9, ignore_eos=True)
     spec = {"method": "mtp", "checkpoint": str(random_head("mtp", modules=modules)), "depth": 5, "branch": 3}
-    monkeypatch.setattr(llm.cache, "forget_idle", lambda: None)  # as if somebody had gone on without drafts
+    monkeypatch.setattr(llm.cache, "forget_idle", lambda: None)  # as if a request had continued without drafts
     llm.use(None)
     (plain,) = llm.generate([prompt], how)
     llm.use(spec)
     seen = recorded(llm, monkeypatch)
     (output,) = llm.generate([prompt], how)
     assert output.token_ids == plain.token_ids and llm.engine.draft_faults == 0
-    compare(llm, seen, blind=PAGE_SIZE)
+    compare(llm, seen)
 
 
 @MODULES
@@ -147,7 +143,7 @@ def test_a_proposal_that_broke_is_made_again(modules: int, monkeypatch: pytest.M
 @MODULES
 def test_tokens_that_are_taken_back_are_forgotten(modules: int, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = drafting(modules)
-    stream = llm.stream([3, 1, 4, 1, 5] * 4, SamplingParams(max_tokens=40, seed=1, ignore_eos=True))
+    stream = stepped(llm, [3, 1, 4, 1, 5] * 4, SamplingParams(max_tokens=40, seed=1, ignore_eos=True))
     for _ in range(4):
         next(stream)
     (sequence,) = llm.engine.scheduler.running
@@ -196,7 +192,7 @@ def test_training_makes_its_guesses_right(modules: int, tmp_path: Path) -> None:
     def tokens_per_step() -> float:
         weights = {name: weight.detach().clone() for name, weight in head.state_dict().items()}
         place = tmp_path / "mtp"
-        trained.save(place, trained.Trained("mtp", settings_of(settings), made, vocab, weights), bits=8)
+        head_checkpoint.save(place, head_checkpoint.Trained("mtp", settings_of(settings), made, vocab, weights), bits=8)
         llm.use({"method": "mtp", "checkpoint": str(place), "depth": 4, "branch": 1})
         outputs = llm.generate(prompts, greedy)
         assert [output.token_ids for output in outputs] == answers

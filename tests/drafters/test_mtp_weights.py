@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream.errors import CorruptFile, UnsupportedModel
-from slipstream.models.hf import HFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
 from tests.checkpoints import refused
-from tests.test_families import SHAPE, build
-from tests.test_gemma import logits, rewrite
+from tests.models.test_families import SHAPE, build
+from tests.models.test_gemma import logits, rewrite
 
 LAYERS = SHAPE["num_hidden_layers"]
 PARTS = ("self_attn.q_proj.weight", "mlp.down_proj.weight", "input_layernorm.weight")

@@ -1,4 +1,4 @@
-"""`parallel`: what it drafts is what it was trained to do, and training makes it draft better."""
+"""`parallel`: it drafts as it was trained, and training improves it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import trained
-from slipstream.drafters.head import Lesson
-from slipstream.drafters.learned import frame_of, make_head
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Lesson
+from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.drafters.parallel import ParallelDrafter, ParallelHead, ParallelSettings
 from slipstream.errors import OptionError
 from slipstream.train.teacher import Teacher
 from tests.heads import random_head
-from tests.tiny import tiny_llm
+from tests.stepping import stepped
+from tests.tiny import plain_answers, tiny_llm
 
 PROMPTS = [[7], [5, 9, 17, 3] * 13, list(range(90)), [8, 1, 30] * 44]
 TAUGHT = [[(31 * i + 7 * j) % 97 for j in range(4)] for i in range(16)]  # prompts whose answers a head was trained on
@@ -34,7 +35,7 @@ def speaking(place: Path, verifier: str = "match", **options: Any) -> LLM:
 
 def parts(llm: LLM) -> tuple[ParallelDrafter, ParallelHead]:
     """The drafter, and its head as it is trained."""
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, ParallelDrafter)
     head = make_head(ParallelDrafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))
     assert isinstance(head, ParallelHead)
@@ -52,7 +53,7 @@ def lesson_of(llm: LLM, head: ParallelHead, texts: list[list[int]], prompt: int 
 def changed(place: Path, weights: dict[str, torch.Tensor]) -> Path:
     """The same checkpoint with other weights."""
     other = Path(tempfile.mkdtemp(dir=place.parent)) / "parallel"
-    trained.save(other, replace(trained.load(place), weights=weights))
+    head_checkpoint.save(other, replace(head_checkpoint.load(place), weights=weights))
     return other
 
 
@@ -61,7 +62,7 @@ def scattered() -> Path:
     """Weights that are random everywhere, those that begin at zero or at one too."""
     place = random_head("parallel")
     generator = torch.Generator().manual_seed(3)
-    stored = trained.load(place).weights
+    stored = head_checkpoint.load(place).weights
     return changed(
         place, {name: weight + 0.1 * torch.randn(weight.shape, generator=generator) for name, weight in stored.items()}
     )
@@ -87,7 +88,7 @@ def taught() -> tuple[Path, Path]:
 
 
 class Blocks:
-    """Every block that a drafter makes, with the text that it was made behind and the tree that came of it."""
+    """Every block that a drafter makes, with the text before it and the tree made from it."""
 
     def __init__(self, drafter: ParallelDrafter, patch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[list[int], torch.Tensor, torch.Tensor, Growth]] = []
@@ -97,7 +98,7 @@ class Blocks:
             rows = healthy(growths)
             for growth in growths:
                 if growth.fed:
-                    logits, gates = growth.hidden
+                    logits, gates = growth.logits, growth.gates
                     self.seen.append((list(growth.sequence.tokens), logits.clone(), gates.clone(), growth))
             return rows
 
@@ -111,8 +112,8 @@ class Blocks:
 @pytest.mark.parametrize("depth", [3, 8])
 @pytest.mark.parametrize("kind", ["scattered", "taught"])
 def test_a_block_has_the_logits_that_training_gives_it(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over pages, fed in pieces, several answers at once, after accepted and refused drafts alike."""
-    monkeypatch.setattr("slipstream.drafters.levels.CHUNK", 50)
+    """Over pages, fed in pieces, several answers at once, after accepted and rejected drafts."""
+    monkeypatch.setattr("slipstream.drafters.growing.catch_up.CHUNK", 50)
     llm = speaking(scattered() if kind == "scattered" else taught()[1], depth=depth, nodes=12, branch=3)
     drafter, head = parts(llm)
     blocks = Blocks(drafter, monkeypatch)
@@ -139,7 +140,7 @@ def test_a_block_has_the_logits_that_training_gives_it(kind: str, depth: int, mo
 
 
 def path_probabilities(head: ParallelHead, hidden: torch.Tensor, path: list[int], temperature: float) -> torch.Tensor:
-    """The head's own distribution behind a path below the root, from what the output rows read in the block."""
+    """The head's own distribution after a path below the root, from what the output rows read in the block."""
     row = hidden[len(path)]
     logits = head.logits(row)
     if path:
@@ -148,7 +149,7 @@ def path_probabilities(head: ParallelHead, hidden: torch.Tensor, path: list[int]
 
 
 def block_rows(llm: LLM, head: ParallelHead, text: list[int]) -> torch.Tensor:
-    """What the output rows read in the block behind the last token, [block, width], by the training path."""
+    """What the output rows read in the block after the last token, [block, width], by the training path."""
     rows, behind = head.blocks(lesson_of(llm, head, [text]), torch.tensor([len(text) - 1]))
     return torch.cat([rows[0, -1:], behind[0, 0]])
 
@@ -206,9 +207,9 @@ def test_chosen_nodes_read_the_noise_that_the_target_will_read() -> None:
     llm = speaking(place, depth=2, branch=1)
     with_noise = sum(o.stats.accepted for o in llm.generate(asked, how))
     llm = speaking(place, depth=2, branch=1)
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, ParallelDrafter)
-    drafter._scores = lambda growth: growth.hidden[0].float()  # type: ignore[method-assign]
+    drafter._scores = lambda growth: growth.logits.float()  # type: ignore[method-assign]
     without = sum(o.stats.accepted for o in llm.generate(asked, how))
     assert with_noise > without
 
@@ -216,7 +217,7 @@ def test_chosen_nodes_read_the_noise_that_the_target_will_read() -> None:
 def test_training_makes_it_draft_better() -> None:
     """Tokens a step by real decoding, on answers that it was taught, of a chain and of a tree."""
     asked = TAUGHT[:12]
-    plain = [o.token_ids for o in tiny_llm(context=300, characters=True).generate(asked, GREEDY)]
+    plain = [o.token_ids for o in plain_answers(asked, GREEDY, context=300, characters=True)]
     for shape in ({"branch": 1}, {"branch": 3, "nodes": 10}):
         speeds = []
         for place in taught():
@@ -230,12 +231,12 @@ def test_training_makes_it_draft_better() -> None:
 def test_rows_without_a_token_are_never_taken_for_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even until `observe`, which an answer that ends does not reach: its pages are shared all the same."""
     llm = speaking(random_head("parallel"))
-    drafter, known = llm.engine.drafter, []
+    drafter, known = llm.drafter, []
     healthy = drafter.propose
 
-    def recording(wishes: Any) -> Any:
-        trees = healthy(wishes)
-        known.extend((wish.sequence.table.lengths["parallel"], len(wish.sequence.tokens)) for wish in wishes)
+    def recording(requests: Any) -> Any:
+        trees = healthy(requests)
+        known.extend((request.sequence.table.lengths["parallel"], len(request.sequence.tokens)) for request in requests)
         return trees
 
     monkeypatch.setattr(drafter, "propose", recording)
@@ -246,7 +247,7 @@ def test_rows_without_a_token_are_never_taken_for_known_ones(monkeypatch: pytest
 
 def test_a_block_is_no_deeper_than_it_was_trained() -> None:
     llm = speaking(random_head("parallel", block=3), depth=9, nodes=9, branch=1)
-    trees = [delta.tree for delta in llm.stream([3, 1, 4], GREEDY)]
+    trees = [tree for delta in stepped(llm, [3, 1, 4], GREEDY, trace=True) for tree in delta.trees]
     assert max(tree.depth for tree in trees if tree is not None) == 3
 
 
@@ -254,7 +255,7 @@ def test_a_block_is_no_deeper_than_it_was_trained() -> None:
 
 
 def linked_lesson(head: ParallelHead, texts: int = 16, length: int = 24) -> Lesson:
-    """Texts in which every second token is anything, and the one behind it follows from it and from nothing else."""
+    """Texts in which every second token is random, and the next one depends on it alone."""
     generator = torch.Generator().manual_seed(0)
     count = len(head.frame.vocab)
     indices = torch.randint(count, (texts, length), generator=generator)
@@ -306,7 +307,7 @@ def test_every_weight_learns_and_the_draw_of_anchors_can_be_had_again() -> None:
 
 
 def test_the_loss_is_that_of_blocks_which_end_where_the_text_is_not_the_targets() -> None:
-    """Written out block by block; whatever stands in rows that are not to be learnt does not count."""
+    """Computed block by block; the content of rows that are not learnt from does not count."""
     head = fresh(vocabulary=20, block=4, anchors=1.0)
     lesson = linked_lesson(head, texts=5)
     for foreign in ((slice(None), slice(9)), (3, slice(None)), (slice(None), 14)):

@@ -1,4 +1,4 @@
-"""Chains that a text gives which repeats itself, and how they join trees that have grown; all of it in tensors."""
+"""Chains of repeating texts, and how they are merged into grown trees; all in tensors."""
 
 from __future__ import annotations
 
@@ -10,67 +10,62 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.drafters.repeats import chain_scores, chance, follow
-from slipstream.forest import Pool
-from tests.interpreted import interpreted
+from slipstream.drafters.device.repeats import chain_scores, follow, match_probability
+from slipstream.gpu.forest import Pool
+from tests.interpreted import DEVICE
 
 LONGEST = 16
 
-KERNELS = """
-import torch
-from slipstream import forest, forest_kernels
-from slipstream.drafters import repeat_kernels, repeats
 
-device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.manual_seed(0)
-
-shapes = (1, 64, 2, 1, 1), (4, 384, 3, 16, 1), (3, 256, 2, 7, 20), (2, 5120, 5, 16, 2)
-for lanes, room, alphabet, length, least in shapes:
-    scores = repeats.chain_scores(length, least)
-    for fresh in (1, 17):
-        history = torch.randint(0, alphabet, (lanes, room), dtype=torch.int32)
-        slots = torch.randint(fresh, room - fresh, (lanes,))
-        slots[0] = 0 if lanes > 1 else fresh
-        accepted = torch.minimum(torch.randint(0, fresh, (lanes,)), slots)
-        parts = history, torch.randint(0, alphabet, (lanes, fresh)), accepted, slots, scores
-        on_device = [part.to(device, copy=True) for part in parts]
-        found, wanted = repeat_kernels.follow(*on_device), repeats.follow(*parts)
-        assert on_device[0].cpu().equal(history)
-        for mine, theirs in zip(found, wanted):
-            assert mine.cpu().equal(theirs)
-
-for lanes, branch, widths, length in ((1, 1, [1, 1, 1], 3), (5, 3, [1, 3, 4, 4], 8), (4, 4, [1, 4, 10, 10], 16)):
-    for _ in range(5):
-        theirs = forest.Pool(lanes, widths, branch, "cpu", length)
-        nodes = theirs.begin()
-        for level, width in enumerate(widths):
-            steps = -torch.randint(0, 9, (lanes * width, branch)).float()
-            indices = torch.stack([torch.randperm(branch + 1)[:branch] for _ in range(lanes * width)])
-            nodes = theirs.grow(level, nodes, steps, indices, torch.arange(branch + 1))
-        mine = forest.Pool(lanes, widths, branch, device, length)
-        for name in ("scores", "tokens", "parents"):
-            getattr(mine, name).copy_(getattr(theirs, name))
-        tokens = torch.randint(0, branch + 1, (lanes, length))
-        scores = -torch.randint(0, 3, (lanes, length)).float().cumsum(1)
-        scores[0] = float("-inf") if lanes > 1 else 0.0
-        forest_kernels.join(mine, tokens.to(device), scores.to(device))
-        theirs.join(tokens, scores)
-        for name in ("scores", "tokens", "parents"):
-            assert getattr(mine, name).cpu().equal(getattr(theirs, name)), name
-"""
-
-
+@pytest.mark.kernels
 def test_the_kernels_do_what_the_plain_operations_do() -> None:
-    interpreted(KERNELS)
+    from slipstream.drafters.device import repeat_kernels
+    from slipstream.gpu import forest_kernels
+
+    torch.manual_seed(0)
+
+    shapes = (1, 64, 2, 1, 1), (4, 384, 3, 16, 1), (3, 256, 2, 7, 20), (2, 5120, 5, 16, 2)
+    for lanes, room, alphabet, length, least in shapes:
+        scores = chain_scores(length, least)
+        for fresh in (1, 17):
+            history = torch.randint(0, alphabet, (lanes, room), dtype=torch.int32)
+            slots = torch.randint(fresh, room - fresh, (lanes,))
+            slots[0] = 0 if lanes > 1 else fresh
+            accepted = torch.minimum(torch.randint(0, fresh, (lanes,)), slots)
+            parts = history, torch.randint(0, alphabet, (lanes, fresh)), accepted, slots, scores
+            on_device = [part.to(DEVICE, copy=True) for part in parts]
+            found, wanted = repeat_kernels.follow(*on_device), follow(*parts)
+            assert on_device[0].cpu().equal(history)
+            for mine, theirs in zip(found, wanted, strict=True):
+                assert mine.cpu().equal(theirs)
+
+    for lanes, branch, widths, length in ((1, 1, [1, 1, 1], 3), (5, 3, [1, 3, 4, 4], 8), (4, 4, [1, 4, 10, 10], 16)):
+        for _ in range(5):
+            theirs = Pool(lanes, widths, branch, "cpu", length)
+            nodes = theirs.begin()
+            for level, width in enumerate(widths):
+                steps = -torch.randint(0, 9, (lanes * width, branch)).float()
+                indices = torch.stack([torch.randperm(branch + 1)[:branch] for _ in range(lanes * width)])
+                nodes = theirs.grow(level, nodes, steps, indices, torch.arange(branch + 1))
+            mine = Pool(lanes, widths, branch, DEVICE, length)
+            for name in ("scores", "tokens", "parents"):
+                getattr(mine, name).copy_(getattr(theirs, name))
+            tokens = torch.randint(0, branch + 1, (lanes, length))
+            scores = -torch.randint(0, 3, (lanes, length)).float().cumsum(1)
+            scores[0] = float("-inf") if lanes > 1 else 0.0
+            forest_kernels.join(mine, tokens.to(DEVICE), scores.to(DEVICE))
+            theirs.join(tokens, scores)
+            for name in ("scores", "tokens", "parents"):
+                assert getattr(mine, name).cpu().equal(getattr(theirs, name)), name
 
 
 # -- chains -----------------------------------------------------------------------------------------------------------
 
 
 def guessed(texts: list[list[int]], length: int, min_match: int = 1, told: int = 3) -> list[tuple[list[int], int]]:
-    """The chains behind texts, and the lengths of their matches; the last of each text are told as what came last."""
+    """The chains after texts, and the lengths of their matches; the end of each text is given as the newest tokens."""
     room = max(map(len, texts)) + told + length
-    history = torch.full((len(texts), room), 7, dtype=torch.int32)  # old texts stand behind the new ones
+    history = torch.full((len(texts), room), 7, dtype=torch.int32)  # old texts follow the new ones
     taken = torch.full((len(texts), told), 9)
     accepted = torch.tensor([min(told, len(text)) - 1 for text in texts])
     for lane, text in enumerate(texts):
@@ -137,7 +132,7 @@ def test_scores_are_joint_probabilities_that_never_rise() -> None:
     scores = chain_scores(5, 2)
     assert scores.shape == (1 + LONGEST, 5) and scores[:2].eq(-math.inf).all()
     for matched in range(2, 1 + LONGEST):
-        joint = math.prod(chance(matched + step) for step in range(3))
+        joint = math.prod(match_probability(matched + step) for step in range(3))
         assert float(scores[matched, 2].exp()) == pytest.approx(joint)
     assert (scores[2:].diff(dim=1) < 0).all() and (scores[2:].diff(dim=0) > 0).all()
 
@@ -148,7 +143,7 @@ WIDTHS, BRANCH, LANES = [1, 3, 4], 3, 3
 
 
 def grow(pool: Pool, chance: random.Random) -> None:
-    """Random trees over few tokens, with many scores alike."""
+    """Random trees over few tokens, with many equal scores."""
     names, nodes = list(range(BRANCH + 2)), pool.begin()
     for level, width in enumerate(WIDTHS):
         steps = torch.tensor([[-chance.randrange(3) / 2 for _ in range(BRANCH)] for _ in range(LANES * width)])
@@ -171,7 +166,7 @@ def test_a_joined_pool_offers_the_likeliest_of_both_and_no_node_without_its_pare
     chance = random.Random(seed)
     pool = Pool(LANES, WIDTHS, BRANCH, "cpu", length)
     size = len(pool) - length
-    for _ in range(2):  # what the first round leaves behind is nothing to the second
+    for _ in range(2):  # the first round does not affect the second
         grow(pool, chance)
         wanted = [
             dict(

@@ -37,7 +37,7 @@ def passes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", ["depth=3", "depth=3,nodes=8,branch=2", "depth=4,min_confidence=0.3"])
-def test_verification_begins_behind_the_layers_that_drafting_ran(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_starts_after_the_layers_that_drafting_ran(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = build(f"early_exit:exit=2,{shape}")
     assert llm.exact
     counts = passes(llm, monkeypatch)
@@ -47,7 +47,7 @@ def test_verification_begins_behind_the_layers_that_drafting_ran(shape: str, mon
     assert output.token_ids == build(None).generate([PROMPT], HOW)[0].token_ids
 
 
-def test_rows_are_not_reused_when_told_so_or_where_bits_could_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_not_reused_when_turned_off_or_where_bits_could_change(monkeypatch: pytest.MonkeyPatch) -> None:
     told = build("early_exit:exit=2,reuse=no")
     inexact = build("early_exit:exit=2", dtype="float16")
     assert told.exact and not inexact.exact

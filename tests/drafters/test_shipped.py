@@ -8,14 +8,14 @@ import pytest
 from safetensors import safe_open
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import trained
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.weight_codec import SIX
+from slipstream.drafters.interchange.foreign import write_foreign
 from slipstream.drafters.registry import drafter_class
-from slipstream.drafters.stored import SIX
-from slipstream.train.foreign import write_foreign
-from slipstream.train.interchange import HF_MODEL, export_drafter, load_for
+from slipstream.train.interchange.export import HF_MODEL, export_drafter, load_for
 from slipstream.train.run import learned_methods
 
-SHIPPED = Path(trained.__file__).parent / "shipped"
+SHIPPED = Path(head_checkpoint.__file__).parents[1] / "shipped"
 DEFAULT_TARGET = "2ccae5729066b2e7"  # the fingerprint of SmolLM2-135M-Instruct
 PROMPTS = [
     "Write a Python function that reverses a string.",
@@ -35,10 +35,10 @@ def test_every_method_that_learns_is_shipped_and_small() -> None:
 
 @pytest.mark.parametrize("method", learned_methods())
 def test_a_shipped_drafter_describes_itself(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))  # nobody's own drafter is found instead
-    place = trained.find(method, DEFAULT_TARGET)
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))  # a user's own drafter is not found instead
+    place = head_checkpoint.find(method, DEFAULT_TARGET)
     assert place is not None
-    drafter = trained.load(place)
+    drafter = head_checkpoint.load(place)
     drafter.require(method, DEFAULT_TARGET, place)
     kind = drafter_class(method)
     assert (
@@ -46,7 +46,7 @@ def test_a_shipped_drafter_describes_itself(method: str, monkeypatch: pytest.Mon
         and len(drafter.vocab) == (16_384 if method in ("medusa", "draft_model") else 8192)
         and drafter.vocab.diff().min() > 0
     )
-    with safe_open(place / trained.WEIGHTS, "pt") as file:
+    with safe_open(place / head_checkpoint.WEIGHTS, "pt") as file:
         in_six = any(name.endswith(SIX) for name in file.keys())  # noqa: SIM118 (it is no mapping)
     assert drafter.figures["stored_as"] == ("6 bits" if in_six else "int8")
     assert drafter.provenance["arguments"]["method"] == method
@@ -57,7 +57,7 @@ def test_a_shipped_drafter_describes_itself(method: str, monkeypatch: pytest.Mon
 def test_shipped_drafters_say_what_plain_decoding_says_in_fewer_steps(
     smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trained, "directory", lambda method, fingerprint: SHIPPED / "nothing")
+    monkeypatch.setattr(head_checkpoint, "directory", lambda method, fingerprint: SHIPPED / "nothing")
     llm = LLM(smollm2_path, speculate=None, max_model_len=512)
     greedy, sampled = SamplingParams(temperature=0.0, max_tokens=32), SamplingParams(seed=3, top_p=0.9, max_tokens=16)
     asked = [[{"role": "user", "content": prompt}] for prompt in [*PROMPTS, *PROMPTS[:2]]]
@@ -79,10 +79,10 @@ def test_the_shipped_draft_becomes_a_model_that_can_verify_in_a_cascade(
 ) -> None:
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
     llm = LLM(smollm2_path, speculate=None, max_model_len=512, quantize="none")
-    place = trained.own("draft_model", llm.model.fingerprint)
+    place = head_checkpoint.own("draft_model", llm.model.fingerprint)
     write_foreign(
         tmp_path / "draft",
-        export_drafter(load_for(HF_MODEL, place), place, HF_MODEL, llm.engine.drafter.target),
+        export_drafter(load_for(HF_MODEL, place), place, HF_MODEL, llm.target),
     )
     asked = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
     how = SamplingParams(temperature=0.0, max_tokens=24)

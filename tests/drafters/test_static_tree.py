@@ -1,4 +1,4 @@
-"""Trees from marginals: the best of their size, by comparison with all that there are."""
+"""Trees from marginals: the best of their size, compared with all trees."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from slipstream.drafters.marginals import best_first
-from slipstream.drafters.static_tree import RANKS, StaticTree, Tally
+from slipstream.drafters.growing.marginals import best_first
+from slipstream.drafters.growing.static_tree import RANKS, RankTally, StaticTree
 
 Path = tuple[int, ...]
 
@@ -86,7 +86,7 @@ def test_paths_under_the_confidence_are_left_out() -> None:
 
 
 def test_the_tally_counts_ranks() -> None:
-    tally = Tally(2)
+    tally = RankTally(2)
     choices = torch.tensor([[4, 5, 6], [4, 5, 6], [5, 4, 6]])
     assert tally.add(0, choices, torch.tensor([4, 6, 7])).tolist() == [True, True, False]
     assert tally.add(0, choices[:1], torch.tensor([4])).tolist() == [True]

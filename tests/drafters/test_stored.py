@@ -1,4 +1,4 @@
-"""Weights in few bits: what comes back is what went in, nearly, and in the bytes that were promised."""
+"""Quantized weights: the round trip is nearly exact, in the promised number of bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.drafters.stored import SCALE, SIX, packed, unpacked
+from slipstream.drafters.heads.weight_codec import SCALE, SIX, packed, unpacked
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**31), st.sampled_from([6, 8]))

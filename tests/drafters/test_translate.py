@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slipstream.drafters.translate import Lexicon, Reading, Translator, make_translator, measure
+from slipstream.drafters.foreign.translate import Lexicon, Reading, Translator, make_translator, measure
 from slipstream.errors import DraftMismatch
 from slipstream.text import Tokenizer
-from tests.test_text_real import texts
+from tests.text.test_text_real import texts
 from tests.tongues import CORPUS, KINDS, tokenizer
 
 LOSSLESS = ["byte level", "bytes", "sentencepiece"]
@@ -28,9 +28,9 @@ def lexicon(kind: str) -> Lexicon:
 
 
 def check_offer(side: Lexicon, text: str, start: int, stop: int) -> int:
-    """`text[start:stop]` was written behind `text[:start]`, and the rest follows. How many tokens are offered."""
+    """`text[start:stop]` was written after `text[:start]`, and the rest follows. How many tokens are offered."""
     past = side.tokenizer.encode(text[:start], add_special=False)
-    spelled = side.behind(text[:start][-128:], text[start:stop])
+    spelled = side.spelled_after(text[:start][-128:], text[start:stop])
     if spelled is None:
         return 0
     offered = spelled.ids[: spelled.settled]
@@ -60,7 +60,7 @@ def test_enough_is_offered_to_be_of_use(kind: str) -> None:
     words = text.split(" ")
     for first in range(1, 8):
         before, after = " ".join(words[:first]), " " + " ".join(words[first : first + 5])
-        spelled = lexicon(kind).behind(before, after)
+        spelled = lexicon(kind).spelled_after(before, after)
         assert spelled is not None and spelled.whole
         # All but the last word, whose end is not in sight.
         assert spelled.ends[spelled.settled - 1] >= len(after) - len(words[first + 4]) - 1
@@ -124,7 +124,7 @@ def test_each_side_has_its_own_beginning() -> None:
     assert lexicon("sentencepiece").opening == [1] and lexicon("byte level").opening == []
 
 
-def test_what_the_draft_wrote_goes_back_behind_what_was_read() -> None:
+def test_what_the_draft_wrote_goes_back_after_what_was_read() -> None:
     translator = Translator(lexicon("byte level"), lexicon("characters"))
     text = "There, there: the other dogs look on. "
     tokens = translator.target.tokenizer.encode(text * 3)
@@ -171,7 +171,7 @@ def test_what_cannot_be_translated_is_refused() -> None:
 
 @pytest.mark.real_model
 def test_the_default_models_tokenizer(smollm2_path: Path) -> None:
-    from slipstream.models.loader import open_checkpoint
+    from slipstream.models.formats.resolve import open_checkpoint
 
     real = open_checkpoint(smollm2_path).tokenizer()
     assert real is not None

@@ -11,13 +11,12 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.cache import PAGE_SIZE
-from slipstream.engine import Progress
-from slipstream.engine.burst import PLAIN_ROUNDS, Burst, make_burst
-from slipstream.graphs import Graphs, bucket
+from slipstream.gpu.graphs import Graphs, bucket
 from slipstream.models.decoder import Decoder
-from slipstream.verify import Match, Rejection
+from slipstream.policy import Progress
+from slipstream.policy.sizes import PLAIN_ROUNDS, SHARED_ROUNDS
 from tests.laned import burst_on_cpu
-from tests.tiny import tiny_llm
+from tests.tiny import plain_answers, tiny_llm
 
 Bursting = Callable[..., LLM]
 
@@ -76,7 +75,7 @@ def test_a_mixed_batch_gets_the_tokens_of_single_steps(bursting_llm: Bursting, w
     assert len(seen) < 12, "64 tokens took single steps"
 
 
-def test_an_end_inside_a_burst_drops_what_is_behind_it(bursting_llm: Bursting) -> None:
+def test_an_end_inside_a_burst_drops_what_follows(bursting_llm: Bursting) -> None:
     asked = prompts(6, 40)
     how = [SamplingParams(temperature=1.0, seed=i, max_tokens=60, stop_token_ids=[11, 12, 13]) for i in range(6)]
     options: dict[str, Any] = {"eos": 5, "characters": True}
@@ -98,17 +97,8 @@ def test_a_full_cache_sets_the_youngest_aside_and_no_token_changes(bursting_llm:
     how = [SamplingParams(temperature=0.8, seed=i, max_tokens=120) for i in range(5)]
     tight = bursting_llm(context=384, cache_tokens=5 * PAGE_SIZE)
     seen = same(tiny_llm(context=384), tight, asked, how)
-    assert tight.engine.scheduler.set_aside > 0
+    assert tight.engine.scheduler.preemptions > 0
     assert any(p.new_tokens > 1 for step in seen for p in step)
-
-
-def test_a_stream_is_told_the_token_before_each_burst(bursting_llm: Bursting) -> None:
-    llm, prompt = bursting_llm(), prompts(1)[0]
-    said = list(prompt)
-    for delta in llm.stream(prompt, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)):
-        assert delta.tree is not None and delta.tree.tokens == said[-1:]
-        said += delta.token_ids
-    assert len(said) == len(prompt) + 40
 
 
 def test_pages_that_a_burst_filled_are_shared(bursting_llm: Bursting) -> None:
@@ -120,7 +110,7 @@ def test_pages_that_a_burst_filled_are_shared(bursting_llm: Bursting) -> None:
     table = llm.cache.open(told)
     assert len(table.pages) == (len(prompt) + len(answer)) // PAGE_SIZE == 2
     llm.cache.release(table)
-    wanted = tiny_llm().generate([told], how)[0].token_ids
+    wanted = plain_answers([told], how)[0].token_ids
     assert llm.generate([told], how)[0].token_ids == wanted, "a shared page holds the wrong rows"
 
 
@@ -137,7 +127,7 @@ def test_a_lane_that_is_full_leaves_its_last_row_alone(bursting_llm: Bursting) -
     assert len(table.pages) == 1
     llm.cache.release(table)
     greedy = SamplingParams(temperature=0.0, max_tokens=30)
-    assert llm.generate([told], greedy)[0].token_ids == tiny_llm().generate([told], greedy)[0].token_ids
+    assert llm.generate([told], greedy)[0].token_ids == plain_answers([told], greedy)[0].token_ids
 
 
 def test_choices_of_one_request_and_requests_that_come_later_join(bursting_llm: Bursting) -> None:
@@ -147,22 +137,29 @@ def test_choices_of_one_request_and_requests_that_come_later_join(bursting_llm: 
 
 
 @pytest.mark.parametrize(
-    "odd", [{"top_p": 0.9}, {"logprobs": 1}, {"stop": "~~"}, {"min_tokens": 3}, {"presence_penalty": 0.5}]
+    "odd",
+    [
+        *({"top_p": 0.9}, {"logprobs": 1}, {"stop": "~~"}, {"min_tokens": 3}, {"presence_penalty": 0.5}),
+        *({"allowed_token_ids": list(range(40))}, {"bad_words": ["ab", "c"]}),
+    ],
 )
-def test_one_sequence_that_needs_the_host_makes_all_take_single_steps(
+def test_a_sequence_that_needs_the_host_takes_single_steps_and_the_others_short_bursts(
     bursting_llm: Bursting, odd: dict[str, Any]
 ) -> None:
     asked = prompts(3, 50)
     how = [SamplingParams(temperature=0.9, seed=i, max_tokens=20, **(odd if i == 1 else {})) for i in range(3)]
     seen = same(tiny_llm(characters=True), bursting_llm(characters=True), asked, how)
-    assert {p.new_tokens for step in seen for p in step} == {1}
+    taken = [{p.sequence.request.seed: p.new_tokens for p in step} for step in seen]
+    assert {tokens.get(1, 1) for tokens in taken} == {1}, "the odd one goes by the host"
+    assert max(tokens[0] for tokens in taken if {0, 1} <= tokens.keys()) == SHARED_ROUNDS
+    assert sum(tokens.get(0) == SHARED_ROUNDS for tokens in taken) > 5
 
 
 def test_a_stream_gets_several_tokens_at_a_time(bursting_llm: Bursting) -> None:
     llm = bursting_llm(characters=True)
     how = SamplingParams(temperature=0.9, seed=4, max_tokens=40)
     deltas = list(llm.stream([5, 6, 7], how))
-    wanted = tiny_llm(characters=True).generate([[5, 6, 7]], how)[0]
+    wanted = plain_answers([[5, 6, 7]], how, characters=True)[0]
     assert [t for d in deltas for t in d.token_ids] == wanted.token_ids
     assert "".join(d.text for d in deltas) == wanted.text
     assert [len(d.token_ids) for d in deltas] == [1, 16, 16, 7]
@@ -181,25 +178,23 @@ def test_cancelling_between_bursts_frees_the_pages(bursting_llm: Bursting) -> No
 def test_prompts_do_not_stop_the_others_bursts(bursting_llm: Bursting) -> None:
     llm = bursting_llm(context=2048)
     seen = steps_of(llm)
-    streams = [
-        llm.stream([3, 4], SamplingParams(temperature=0, max_tokens=60)),
-        llm.stream([9] * 1500, SamplingParams(temperature=0, max_tokens=4)),
-    ]
-    for stream in streams:
-        list(stream)
-    assert [p.new_tokens for p in seen[1]] == [PLAIN_ROUNDS], "the long prompt is fed beside a burst"
+    llm.generate(
+        [[3, 4], [9] * 1500],
+        [SamplingParams(temperature=0, max_tokens=60), SamplingParams(temperature=0, max_tokens=4)],
+    )
+    assert [p.new_tokens for p in seen[1]] == [SHARED_ROUNDS], "the long prompt is fed beside a short burst"
+    assert max(p.new_tokens for step in seen for p in step) == PLAIN_ROUNDS
 
 
 def test_only_engines_that_draft_on_the_device_or_not_at_all_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm()
-    engine = llm.engine
-    assert engine.burst is None, "a pass on a CPU cannot be captured"
+    assert llm.engine.device is None, "a pass on a CPU cannot be captured"
     monkeypatch.setattr(Decoder, "captures", True)
-    assert isinstance(make_burst(llm.model, llm.cache, engine.drafter, Match()), Burst)
-    assert make_burst(llm.model, llm.cache, engine.drafter, Rejection()) is None
+    llm.engine.set_runners()
+    assert tiny_llm(verifier="rejection").engine.device is None
     for name, bursts in (("suffix", True), ("ngram", False), ("lookahead", False), (None, True)):
         llm.use(name)
-        assert (llm.engine.burst is not None) == bursts, name
+        assert (llm.burst is not None) == bursts, name
 
 
 def test_without_graphs_a_function_runs_each_time() -> None:

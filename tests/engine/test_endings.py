@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream import LLM, SamplingParams
-from slipstream.engine.endings import Taken, emit_plain, emit_rounds
+from slipstream.engine.endings import emit
+from slipstream.policy import Progress, Round
 from slipstream.sequence import Sequence
 from tests.tiny import tiny_directory, tiny_llm
 
@@ -113,7 +114,7 @@ def test_min_tokens_counts_tokens_and_holds_off_every_stop(least: int) -> None:
 def test_logprobs_stop_where_the_answer_stops() -> None:
     tokens = free_tokens()
     output = both(stop_token_ids=[tokens[5]], logprobs=2)
-    assert [entry.token_id for entry in output.logprobs] == output.token_ids
+    assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
 
 
 def test_counters_do_not_count_past_the_end() -> None:
@@ -126,7 +127,7 @@ def test_counters_do_not_count_past_the_end() -> None:
 def begun(stops: list[int], cap: int) -> Sequence:
     """A sequence that has had its first token, which was none of the stops, and may have `cap` more."""
     how = SamplingParams(temperature=0.0, max_tokens=1 + cap, stop_token_ids=stops)
-    sequence = plain()._sequences(plain()._request(PROMPT, how))[0]
+    sequence = plain().sequences(PROMPT, how)[0]
     sequence.first_token_at = sequence.arrived
     sequence.tokens.append(5)
     sequence.output_ids.append(5)
@@ -148,8 +149,11 @@ def test_plain_rounds_are_given_out_at_once_as_one_by_one(
     for _ in range(calls):
         if together.finished:
             break
-        taken = emit_plain(together, tokens)
-        assert taken == emit_rounds(single, [Taken([token], 0, 0) for token in tokens], "none")
+        at_once = Progress(together, [Round(tokens, steps=len(tokens))])
+        one_by_one = Progress(single, [Round([token]) for token in tokens])
+        emit(at_once)
+        emit(one_by_one)
+        assert at_once.new_tokens == one_by_one.new_tokens
     for fact in ("tokens", "output_ids", "text", "finish_reason", "stop_reason"):
         assert getattr(together, fact) == getattr(single, fact), fact
     for count in ("steps", "emitted", "decoded", "accepted", "drafted", "origins"):

@@ -36,7 +36,7 @@ def test_when_pages_run_out_the_youngest_waits_and_no_token_changes() -> None:
     for speculate in (None, "suffix:min_confidence=0", DRAFT):
         tight.use(tiny_draft(speculate))
         outputs = tight.generate(asked, how)
-        assert tight.engine.scheduler.set_aside > 0
+        assert tight.engine.scheduler.preemptions > 0
         assert [o.token_ids for o in outputs] == wanted
         assert tight.engine.draft_faults == 0
         assert tight.cache.available == tight.cache.capacity
@@ -51,7 +51,7 @@ def test_a_shared_prefix_is_computed_once_and_changes_nothing() -> None:
     assert [llm.generate([p], how)[0].token_ids for p in asked] == fresh
     table = llm.cache.open(asked[0])
     assert len(table.pages) == 2
-    # The draft's rows came along with the shared pages: it is not blind behind a shared prefix.
+    # The draft's rows are shared with the pages: it can draft after a shared prefix.
     assert table.lengths == {TARGET: 2 * PAGE_SIZE, "draft_model": 2 * PAGE_SIZE}
     llm.cache.release(table)
 
@@ -83,7 +83,7 @@ def test_only_choices_of_one_request_share_a_prompt_that_is_being_answered() -> 
     how = SamplingParams(n=3, temperature=1.0, seed=9, max_tokens=15)
     for asked, pages in (([how], 1), ([replace(how, n=1)] * 3, 3)):
         llm = tiny_llm()
-        sequences = [s for each in asked for s in llm._sequences(llm._request(prompt, each))]
+        sequences = [s for each in asked for s in llm.sequences(prompt, each)]
         llm.engine.scheduler.add(sequences)
         while not all(s.first_token_at for s in sequences):
             llm.engine.step()
@@ -123,9 +123,16 @@ def test_logprobs_are_those_of_the_raw_distribution_for_accepted_tokens_too() ->
     rows = llm.model.forward(llm.cache, TARGET, [tree_segment(table, 0, tokens[:1], chain)]).logits.log_softmax(-1)
     for index, entry in enumerate(plain.logprobs):
         row = rows[len(prompt) - 1 + index]
-        assert entry.token_id == plain.token_ids[index]
-        assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
-        assert [t for t, _ in entry.top] == torch.topk(row, 4).indices.tolist()
+        token = plain.token_ids[index]
+        assert next(iter(entry)) == token, "the chosen token comes first"
+        assert entry[token].rank == 1 + int((row > row[token]).sum())
+        best = sorted(entry, key=lambda t: entry[t].rank)[:4]
+        assert best == torch.topk(row, 4).indices.tolist() and set(entry) == {token, *best}
+        for other, found in entry.items():
+            assert found.logprob == pytest.approx(float(row[other]), abs=1e-4)
+    assert plain.cumulative_logprob == pytest.approx(
+        sum(float(rows[len(prompt) - 1 + i][t]) for i, t in enumerate(plain.token_ids)), abs=1e-3
+    )
 
 
 def test_a_closed_stream_gives_its_pages_back() -> None:
@@ -181,15 +188,23 @@ def test_what_cannot_be_honoured_is_refused_before_any_work() -> None:
     assert llm.engine.scheduler.idle
 
 
-def test_the_drafter_can_be_changed_but_not_under_way() -> None:
-    llm: LLM = tiny_llm()
-    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=5, seed=1))
-    next(stream)
-    with pytest.raises(OptionError, match="while requests are running"):
-        llm.use("ngram")
-    list(stream)
+def test_the_drafter_can_be_changed_under_way_and_who_runs_keeps_his_own() -> None:
+    llm: LLM = tiny_llm(speculate=tiny_draft({"method": "draft_model", "model": "tiny:0"}))
+    how = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    wanted = tiny_llm().generate([[1, 2, 3]], how)[0].token_ids
+    stream = llm.stream([1, 2, 3], how)
+    said = list(next(stream).token_ids)
     llm.use("ngram")
-    assert llm.engine.drafter.name == "ngram"
+    assert llm.drafter.name == "ngram" and "draft_model" in llm.cache.stores, "somebody still drafts with it"
+    (other,) = llm.generate([[1, 2, 3]], how)
+    assert other.token_ids == wanted and set(other.stats.origins) <= {None, "ngram"}
+    for delta in stream:
+        said += delta.token_ids
+        last = delta
+    assert said == wanted and last.completion is not None
+    assert set(last.completion.stats.origins) == {None, "draft_model"}
+    llm.use("suffix")
+    assert set(llm.cache.stores) == {"target"} and llm.engine.draft_faults == 0, "nobody does any more"
 
 
 def test_a_failed_change_of_drafter_leaves_plain_decoding(tmp_path: Path) -> None:
@@ -197,7 +212,7 @@ def test_a_failed_change_of_drafter_leaves_plain_decoding(tmp_path: Path) -> Non
     other = tiny_directory(seed=1, vocab_size=50)
     with pytest.raises(DraftMismatch, match="50 tokens, the target 97"):
         llm.use({"method": "draft_model", "model": str(other)})
-    assert llm.engine.drafter.name == "none"
+    assert llm.drafter.name == "none"
     assert llm.generate([[1, 2]], SamplingParams(max_tokens=3, seed=1))[0].stats.draft_faults == 0
 
 
@@ -233,7 +248,7 @@ def test_an_observer_that_breaks_is_dropped_once_for_its_own_sequence(monkeypatc
         if any(outcome.sequence.request.prompt_ids == [7] for outcome in outcomes):
             raise RuntimeError("cannot look at this")
 
-    monkeypatch.setattr(llm.engine.drafter, "observe", failing)
+    monkeypatch.setattr(llm.drafter, "observe", failing)
     outputs = llm.generate([[5, 6], [7]], SamplingParams(max_tokens=12, seed=1))
     assert [o.stats.draft_faults for o in outputs] == [0, 1]
 
@@ -241,7 +256,7 @@ def test_an_observer_that_breaks_is_dropped_once_for_its_own_sequence(monkeypatc
 def test_taps_of_every_committed_row_reach_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of a prompt that is fed in pieces, and of accepted nodes in the order of the text."""
     llm = tiny_llm(speculate={"method": "draft_model", "model": "tiny:0"}, context=1024)
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     drafter.taps = (0,)
     rows: list[torch.Tensor] = []
     original = drafter.observe
@@ -284,16 +299,17 @@ class _Bad:
     zero_at_the_token = torch.nn.functional.one_hot(torch.tensor(9), 97).double()
     unnormalised = torch.ones(97)
     text = "nonsense"
+    numpy = np.full(97, 1 / 97)
 
 
-@pytest.mark.parametrize("kind", ["nan", "short", "zero_at_the_token", "unnormalised", "text", "many"])
+@pytest.mark.parametrize("kind", ["nan", "short", "zero_at_the_token", "unnormalised", "text", "numpy", "many"])
 def test_nonsense_of_a_drafter_is_a_fault_and_not_a_bent_distribution(kind: str, monkeypatch: Any) -> None:
     llm = tiny_llm(speculate="suffix", verifier="rejection")
 
-    def nonsense(wishes: Any) -> list[TokenTree]:
+    def nonsense(requests: Any) -> list[TokenTree]:
         trees = []
-        for wish in wishes:
-            tree = TokenTree(wish.sequence.tokens[-1])
+        for request in requests:
+            tree = TokenTree(request.sequence.tokens[-1])
             if kind == "many":
                 even = Draw(torch.full((97,), 1 / 97))
                 for token in range(60):
@@ -303,14 +319,14 @@ def test_nonsense_of_a_drafter_is_a_fault_and_not_a_bent_distribution(kind: str,
             trees.append(tree)
         return trees
 
-    monkeypatch.setattr(llm.engine.drafter, "propose", nonsense)
+    monkeypatch.setattr(llm.drafter, "propose", nonsense)
     (output,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, seed=1))
     assert output.stats.draft_faults == 1
     assert len(output.token_ids) == 5
 
 
 def test_another_drafter_finds_no_pages_that_it_knows_nothing_of() -> None:
-    """What it keeps beside K/V would be missing there, and it would guess blindly behind them."""
+    """Its state besides K/V would be missing there, and its guesses after them would be useless."""
     llm = tiny_llm()
     prompt = [7, 3] * (PAGE_SIZE + 10)
     llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=2))

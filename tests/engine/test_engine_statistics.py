@@ -1,4 +1,4 @@
-"""The whole engine, sampling with `rejection`: what it says follows the model's own probabilities.
+"""The whole engine, sampling with `rejection`: its output follows the model's own probabilities.
 
 Thousands of short answers of a tiny random model, drafted by another one, against the exact joint distribution of three
 tokens, which comes from the log-probabilities of every prefix without any draft. The seeds are fixed; with fresh ones a
@@ -45,8 +45,7 @@ def following() -> dict[Answer, np.ndarray]:
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=VOCABULARY)
     found = {}
     for prefix, output in zip(prefixes, build().generate([[*PROMPT, *p] for p in prefixes], params), strict=True):
-        logprobs = dict(output.logprobs[0].top)
-        found[prefix] = np.exp([logprobs[token] for token in range(VOCABULARY)])
+        found[prefix] = np.exp([output.logprobs[0][token].logprob for token in range(VOCABULARY)])
     return found
 
 

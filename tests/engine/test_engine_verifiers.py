@@ -1,7 +1,8 @@
 """The whole engine under `block`, `traversal` and `typical`, with a draft model.
 
-The lossless ones are judged as in `tests/test_engine_statistics.py`, by the exact joint distribution of three tokens.
-The seeds are fixed; with fresh ones a right engine would fail one of the 2 chi-squares (p > 1e-4) once in 5,000 runs.
+The lossless ones are judged as in `tests/engine/test_engine_statistics.py`, by the exact joint distribution of three
+tokens. The seeds are fixed; with fresh ones a right engine would fail one of the 2 chi-squares (p > 1e-4) once in
+5,000 runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
-from tests.test_engine_statistics import CHOICES, PASSES, POSITIONS, PROMPT, Answer, exact_joint, p_value, tiny
+from tests.engine.test_engine_statistics import CHOICES, PASSES, POSITIONS, PROMPT, Answer, exact_joint, p_value, tiny
 
 SAMPLES = 2_500
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -45,12 +46,13 @@ def test_answers_follow_the_models_distribution(verifier: str) -> None:
     assert p_value(counts, exact_joint(params.temperature + 0.2, params.top_p)) < 1e-6
 
 
+@pytest.mark.parametrize("masked", [{}, {"allowed_token_ids": [1, 2, 4], "top_p": 0.95}])
 @pytest.mark.parametrize("branch", [1, 2])
 @pytest.mark.parametrize("verifier", CASES)
-def test_the_target_as_its_own_draft_accepts_everything(verifier: str, branch: int) -> None:
+def test_the_target_as_its_own_draft_accepts_everything(verifier: str, branch: int, masked: dict[str, Any]) -> None:
     """Four tokens a step, to the last one: 1 + 3 drafted, with the draft's own K/V in step with the target's."""
     llm = build(verifier, model=tiny(0), depth=3, nodes=3 if branch == 1 else 14, branch=branch)
-    params = SamplingParams(n=8, seed=5, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(n=8, seed=5, max_tokens=40, ignore_eos=True, **masked)
     for completion in llm.generate([PROMPT], params)[0].outputs:
         assert completion.stats.steps == 10
         assert completion.stats.accepted == 30

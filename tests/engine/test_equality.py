@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
-from tests.test_conformance import CASES, SAMPLERS, prompts
+from tests.drafters.test_conformance import CASES, SAMPLERS, prompts
 from tests.tiny import tiny_directory, tiny_draft
 
 REQUESTS = 64
@@ -69,5 +69,5 @@ def test_batches_say_what_plain_decoding_says_to_each_request_alone(name: str, c
         said = say(llm, batch)
         assert said == [expected[number] for number in batch]
         compared += sum(len(choice) for choices in said for choice in choices)
-    assert llm.engine.scheduler.set_aside > 0 and llm.engine.draft_faults == 0
+    assert llm.engine.scheduler.preemptions > 0 and llm.engine.draft_faults == 0
     assert compared >= ENOUGH

@@ -1,4 +1,4 @@
-"""Rounds of `suffix` beside a drafter that grows trees: the text is the plain one, and what it repeats is guessed."""
+"""Rounds of `suffix` beside a drafter that grows trees: the text is the plain one, and repetitions are drafted."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters.device_draft import DeviceDraft
+from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.engine.burst import Launched
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
 from tests.corpora import write_corpus
+from tests.engine.test_rounds import TREES, asked, drafting_llm
 from tests.heads import random_head
-from tests.laned import burst_on_cpu
-from tests.test_rounds import TREES, asked, drafting_llm
-from tests.tiny import tiny_llm
+from tests.laned import burst_of, burst_on_cpu
+from tests.stepping import stepped
+from tests.tiny import plain_answers, tiny_llm
 
 LOOP = [3, 1, 4, 1, 5, 9, 2, 6] * 12
 
 
 def rounds_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let an LLM decode in bursts, and write down how many rounds each is given."""
-    burst, seen = burst_on_cpu(llm, monkeypatch).engine.burst, list[int]()
-    assert burst is not None
+    burst, seen = burst_of(burst_on_cpu(llm, monkeypatch)), list[int]()
     launch, go_on = burst.launch, burst.go_on
 
-    def launched(sequences: list[Sequence], rounds: int) -> Launched:
+    def launched(sequences: list[Sequence], plan: Plan, rounds: int) -> Launched:
         seen.append(rounds)
-        return launch(sequences, rounds)
+        return launch(sequences, plan, rounds)
 
-    def gone_on(begun: Launched, rounds: int) -> Launched:
-        if rounds == begun.most:
-            seen.append(rounds)
-        return go_on(begun, rounds)
+    def gone_on(begun: Launched, plan: Plan, *, alone: bool) -> Launched:
+        if alone:
+            seen.append(begun.most)
+        return go_on(begun, plan, alone=alone)
 
     monkeypatch.setattr(burst, "launch", launched)
     monkeypatch.setattr(burst, "go_on", gone_on)
@@ -51,7 +51,7 @@ def test_rounds_say_what_plain_steps_say_and_accept_what_the_text_repeats(
 ) -> None:
     prompts = [LOOP, [5] * 50, *asked(3)]
     how = [SamplingParams(temperature=temperature, seed=i, max_tokens=60 + 5 * i) for i in range(5)]
-    plain = tiny_llm(context=300, characters=True).generate(prompts, how)
+    plain = plain_answers(prompts, how, context=300, characters=True)
     alone = burst_on_cpu(drafting_llm(name, TREES[name]), monkeypatch).generate(prompts, how)
     llm = drafting_llm(f"suffix+{name}", TREES[name])
     seen = rounds_of(llm, monkeypatch)
@@ -59,7 +59,7 @@ def test_rounds_say_what_plain_steps_say_and_accept_what_the_text_repeats(
     assert seen and llm.engine.draft_faults == 0
     for one, other in zip(plain, merged, strict=True):
         assert (one.token_ids, one.text) == (other.token_ids, other.text)
-        assert {origin for origin in other.stats.origins if origin} <= llm.engine.drafter.origins
+        assert {origin for origin in other.stats.origins if origin} <= llm.drafter.origins
         assert other.stats.accepted == sum(origin is not None for origin in other.stats.origins)
     both = [sum(output.stats.accepted for output in outputs) for outputs in (merged, alone)]
     assert both[0] > 1.3 * both[1]
@@ -85,7 +85,7 @@ def test_a_drafter_reads_all_tokens_of_a_long_chain(name: str, monkeypatch: pyte
 
     def rows(llm: LLM) -> tuple[int, torch.Tensor]:
         """Tokens so far, and the K/V that the drafter has of them, [layers, 2, heads, tokens, size]."""
-        stream = llm.stream(LOOP, SamplingParams(temperature=0.0, max_tokens=100))
+        stream = stepped(llm, LOOP, SamplingParams(temperature=0.0, max_tokens=100))
         count = 0
         while count < 70:
             count += len(next(stream).token_ids)
@@ -118,15 +118,15 @@ def test_single_steps_and_bursts_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(SuffixDrafter, "_one", compared)
     how = SamplingParams(temperature=0.0, max_tokens=150)
     odd = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1)
-    wanted = tiny_llm(context=300, characters=True).generate([LOOP], how)[0]
+    wanted = plain_answers([LOOP], how, context=300, characters=True)[0]
     llm = drafting_llm("suffix+eagle3", TREES["eagle3"])
     seen = rounds_of(llm, monkeypatch)
-    stream = llm.stream(LOOP, how)
+    stream = stepped(llm, LOOP, how)
     given = list[int]()
     for bursts in (2, 4):
         while len(seen) < bursts:
             given += next(stream).token_ids
-        other = llm.stream([7] * 30, odd)
+        other = stepped(llm, [7] * 30, odd)
         assert next(other).token_ids
         steps = looked
         for delta in other:
@@ -144,7 +144,7 @@ def test_single_steps_and_bursts_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
 def drafted(lanes: int, *drafters: Any, **options: Any) -> DeviceDraft | None:
     llm = tiny_llm(context=300, characters=True)
     llm.use({"method": "merge", "drafters": list(drafters), **options})
-    return llm.engine.drafter.device_draft(lanes)
+    return llm.drafter.device_draft(lanes)
 
 
 def trees(name: str = "eagle3", **options: Any) -> dict[str, Any]:
@@ -179,6 +179,7 @@ def test_other_merges_are_left_to_the_host(tmp_path: Path) -> None:
     assert drafted(1, {"method": "suffix", "corpus": str(tmp_path / "corpus")}, trees()) is None
     assert drafted(1, "suffix:shared=true", trees()) is None
     assert drafted(1, "suffix:depth=0", trees()) is None
+    assert drafted(1, "suffix:min_confidence=0.4", trees()) is None, "a chain has no such limit, and the user set one"
     assert drafted(1, "suffix", trees(min_confidence=0.1)) is None
     static = {"method": "medusa", "checkpoint": str(random_head("medusa")), "tree": "static"}
     assert drafted(1, "suffix", static) is None

@@ -1,4 +1,4 @@
-"""A round ahead: the next burst begins before the last one is given out, and nobody can tell."""
+"""A round ahead: the next burst starts before the last one is emitted, without a visible difference."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
-from slipstream.engine import burst as burst_module
+from slipstream.engine import step as step_module
 from slipstream.engine.burst import Burst, Launched
-from slipstream.lanes import Lanes
-from tests.laned import burst_on_cpu
-from tests.test_rounds import TREES, asked, drafting_llm
-from tests.tiny import tiny_llm
+from slipstream.gpu.lanes import Lanes
+from slipstream.policy import Progress
+from tests.engine.test_rounds import TREES, asked, drafting_llm
+from tests.laned import burst_of, burst_on_cpu
+from tests.stepping import stepped
+from tests.tiny import plain_answers, tiny_llm
 
 NAMES = ["none", *TREES, "suffix+eagle3", "suffix+medusa"]
 SMALL: dict[str, Any] = {"depth": 3, "nodes": 7, "branch": 3}
@@ -30,8 +32,7 @@ def drafting(name: str, **engine: Any) -> LLM:
 
 def bursts_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[Burst, list[Launched]]:
     """Let it decode in bursts; those that began a round ahead are written down."""
-    burst = burst_on_cpu(llm, monkeypatch).engine.burst
-    assert burst is not None
+    burst = burst_of(burst_on_cpu(llm, monkeypatch))
     go_ahead, begun = burst.go_ahead, list[Launched]()
 
     def noted(launched: Launched) -> None:
@@ -44,7 +45,7 @@ def bursts_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> tuple[Burst, list[La
 
 
 def plain(prompts: list[list[int]], how: Any) -> list[list[int]]:
-    return [output.token_ids for output in tiny_llm(context=300, characters=True).generate(prompts, how)]
+    return [output.token_ids for output in plain_answers(prompts, how, context=300, characters=True)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +102,7 @@ def test_a_request_that_comes_in_the_middle_takes_its_turn(name: str, monkeypatc
     llm = drafting(name)
     burst, _ = bursts_of(llm, monkeypatch)
     prompts = asked(2, 60)
-    stream = llm.stream(prompts[0], LONG)
+    stream = stepped(llm, prompts[0], LONG)
     given = list[int]()
     while burst.ahead is None:
         given += next(stream).token_ids
@@ -115,7 +116,7 @@ def test_a_request_that_comes_in_the_middle_takes_its_turn(name: str, monkeypatc
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("joined", [False, True])
-def test_whoever_is_cancelled_in_the_middle_leaves_the_others_alone(
+def test_a_request_cancelled_in_the_middle_leaves_the_others_alone(
     name: str, joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another one comes at the same time, and there are as many as before."""
@@ -123,7 +124,7 @@ def test_whoever_is_cancelled_in_the_middle_leaves_the_others_alone(
     burst, _ = bursts_of(llm, monkeypatch)
     prompts = asked(3, 60)
     engine = llm.engine
-    one, two, three = (llm._sequences(llm._request(prompt, LONG))[0] for prompt in prompts)
+    one, two, three = (llm.sequences(prompt, LONG)[0] for prompt in prompts)
     engine.scheduler.add([one, two])
     while burst.ahead is None:
         engine.step()
@@ -145,7 +146,7 @@ def test_if_all_are_cancelled_the_next_request_finds_nothing_in_its_way(monkeypa
     llm = drafting("eagle3")
     burst, _ = bursts_of(llm, monkeypatch)
     prompts = asked(2, 60)
-    stream = llm.stream(prompts[0], LONG)
+    stream = stepped(llm, prompts[0], LONG)
     while burst.ahead is None:
         next(stream)
     stream.close()
@@ -153,8 +154,13 @@ def test_if_all_are_cancelled_the_next_request_finds_nothing_in_its_way(monkeypa
     assert llm.generate([prompts[1]], LONG)[0].token_ids == plain(prompts, LONG)[1]
 
 
-@pytest.mark.parametrize("name", ["none", "eagle3", "medusa"])
-@pytest.mark.parametrize(("part", "late"), [("draft", False), ("verify", False), ("verify", True)])
+@pytest.mark.parametrize(
+    ("name", "part", "late"),
+    [
+        *((name, "verify", late) for name in ("none", "eagle3", "medusa") for late in (False, True)),
+        *((name, "draft", False) for name in ("eagle3", "medusa")),
+    ],
+)
 @pytest.mark.parametrize("healed", [False, True])
 def test_what_fails_ahead_is_tried_again_where_nothing_has_been_given_out(
     name: str, part: str, late: bool, healed: bool, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +192,7 @@ def test_what_fails_ahead_is_tried_again_where_nothing_has_been_given_out(
     monkeypatch.setattr(burst, part, broken)
     monkeypatch.setattr(burst, "go_ahead", ahead)
     prompts = asked(2, 60)
-    streams = [llm.stream(prompt, LONG) for prompt in prompts]
+    streams = [stepped(llm, prompt, LONG) for prompt in prompts]
     given: list[list[int]] = [[], []]
     wanted = plain(prompts, LONG)
     target_fails = name == "none" and not healed
@@ -209,18 +215,17 @@ def test_an_interrupt_in_the_middle_leaves_the_others_their_text(name: str, monk
     """It comes when the next round has begun, and the tokens that this builds on have not all been given out."""
     llm = drafting(name)
     burst, begun = bursts_of(llm, monkeypatch)
-    emitter = "emit_plain" if llm.engine.drafter.blind else "emit_rounds"
-    emit = getattr(burst_module, emitter)
+    emit = step_module.emit
 
-    def interrupted(*args: Any) -> int:
+    def interrupted(progress: Progress) -> None:
         if burst.ahead is not None and len(begun) == 2:
             begun.append(burst.ahead)
             raise KeyboardInterrupt
-        return emit(*args)
+        emit(progress)
 
-    monkeypatch.setattr(burst_module, emitter, interrupted)
+    monkeypatch.setattr(step_module, "emit", interrupted)
     prompts = asked(2, 60)
-    one, two = (llm._sequences(llm._request(prompt, LONG))[0] for prompt in prompts)
+    one, two = (llm.sequences(prompt, LONG)[0] for prompt in prompts)
     llm.engine.scheduler.add([one, two])
     with pytest.raises(KeyboardInterrupt):
         while not llm.engine.scheduler.idle:
@@ -240,7 +245,7 @@ def test_time_between_two_steps_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> N
     now = 0.0
     clock = time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + now)
-    one, two = (llm._sequences(llm._request(prompt, LONG))[0] for prompt in asked(2, 60))
+    one, two = (llm.sequences(prompt, LONG)[0] for prompt in asked(2, 60))
     llm.engine.scheduler.add([one])
     while burst.ahead is None:
         llm.engine.step()

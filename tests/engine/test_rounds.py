@@ -11,14 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slipstream import LLM, SamplingParams, attention
 from slipstream.cache import PAGE_SIZE
-from slipstream.drafters.device_draft import DeviceLoop
-from slipstream.engine.burst import TREE_ROUNDS, make_burst
+from slipstream.drafters.device.device_draft import DeviceLoop
 from slipstream.models.decoder import Decoder
+from slipstream.policy.sizes import TREE_ROUNDS
 from slipstream.types import Output
-from slipstream.verify import Match, Rejection
 from tests.heads import random_head
-from tests.laned import burst_on_cpu
-from tests.tiny import tiny_draft, tiny_llm
+from tests.laned import burst_of, burst_on_cpu
+from tests.tiny import plain_answers, tiny_draft, tiny_llm
 
 # Methods that draft on the device, with the options under which random heads are right often enough to see it.
 TREES: dict[str, dict[str, Any]] = {
@@ -46,7 +45,7 @@ def asked(count: int = 5, longest: int = 200) -> list[list[int]]:
 
 
 def drafting_llm(name: str, options: dict[str, Any], **engine: Any) -> LLM:
-    """`options`: those of a trained drafter; another one may stand before it and a plus."""
+    """`options`: those of a trained drafter; another drafter and a plus may come before it."""
     llm = tiny_llm(**{"context": 300, "characters": True, **engine})
     beside, _, name = name.rpartition("+")
     method, settings = HEADS.get(name, (name, {}))
@@ -66,19 +65,19 @@ def test_rounds_say_what_plain_steps_say_and_accept_what_the_hosts_do(
     name: str, options: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = [SamplingParams(temperature=temperature, seed=i, max_tokens=40 + 7 * i) for i in range(5)]
-    plain = tiny_llm(context=300, characters=True).generate(asked(), how)
+    plain = plain_answers(asked(), how, context=300, characters=True)
     by_host = drafting_llm(name, options).generate(asked(), how)
     llm = burst_on_cpu(drafting_llm(name, options), monkeypatch)
     rounds = 0
-    assert llm.engine.burst is not None
-    original = llm.engine.burst._verify
+    burst = burst_of(llm)
+    original = burst._verify
 
     def verify(*args: Any) -> None:
         nonlocal rounds
         rounds += 1
         original(*args)
 
-    monkeypatch.setattr(llm.engine.burst, "_verify", verify)
+    monkeypatch.setattr(burst, "_verify", verify)
     by_device = llm.generate(asked(), how)
     assert rounds > 10 and llm.engine.draft_faults == 0
     for one, host, device in zip(plain, by_host, by_device, strict=True):
@@ -98,7 +97,7 @@ def test_ends_pages_and_other_choices(name: str, monkeypatch: pytest.MonkeyPatch
         SamplingParams(n=3, temperature=0.8, seed=9, max_tokens=30),
         *(SamplingParams(temperature=0.0) for _ in range(2)),
     ]
-    plain = tiny_llm(context=160, characters=True, eos=5).generate(prompts, how)
+    plain = plain_answers(prompts, how, context=160, characters=True, eos=5)
     llm = tiny_llm(context=160, characters=True, eos=5)
     llm.use({"method": name, "checkpoint": str(random_head(name)), **TREES[name]})
     given = burst_on_cpu(llm, monkeypatch).generate(prompts, how)
@@ -139,7 +138,7 @@ def test_a_model_drafts_on_the_device(
     speculate: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     how = [SamplingParams(temperature=temperature, seed=i, max_tokens=30 + 7 * i) for i in range(3)]
-    plain = tiny_llm(context=300, characters=True).generate(asked(3), how)
+    plain = plain_answers(asked(3), how, context=300, characters=True)
     host, device = (tiny_llm(context=300, characters=True) for _ in range(2))
     for llm in (host, device):
         llm.use(tiny_draft({"method": "draft_model", **speculate}))
@@ -173,8 +172,7 @@ def test_nothing_is_asked_of_the_host_inside_a_round(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = burst_on_cpu(drafting_llm(name, options), monkeypatch)
-    burst, reads = llm.engine.burst, HostReads()
-    assert burst is not None
+    burst, reads = burst_of(llm), HostReads()
     of_tiles = attention.over_tiles
 
     def uncounted(*args: Any, **options: Any) -> Any:
@@ -215,23 +213,24 @@ def test_nothing_is_asked_of_the_host_inside_a_round(
 
 def test_a_broken_loop_leaves_the_requests_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = burst_on_cpu(drafting_llm("eagle3", TREES["eagle3"]), monkeypatch)
-    wanted = tiny_llm(context=300, characters=True).generate(asked(), SamplingParams(seed=2, max_tokens=30))
+    wanted = plain_answers(asked(), SamplingParams(seed=2, max_tokens=30), context=300, characters=True)
 
     def broken(self: DeviceLoop, sampled: bool) -> None:
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr("slipstream.drafters.tree_loop.TreeLoop.draft", broken)
+    monkeypatch.setattr("slipstream.drafters.device.tree_loop.TreeLoop.draft", broken)
     given = llm.generate(asked(), SamplingParams(seed=2, max_tokens=30))
     assert [o.token_ids for o in given] == [o.token_ids for o in wanted]
-    assert llm.engine.burst is None and llm.engine.draft_faults == 1
+    assert llm.burst is None
+    assert llm.engine.draft_faults == 1
 
 
 def test_a_loop_whose_numbers_are_not_finite_spoils_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = burst_on_cpu(drafting_llm("eagle3", TREES["eagle3"]), monkeypatch)
-    drafter: Any = llm.engine.drafter
+    drafter: Any = llm.drafter
     monkeypatch.setattr(drafter, "judged", lambda hidden: torch.full((len(hidden), 61), float("nan")))
     how = SamplingParams(seed=2, max_tokens=30)
-    wanted = tiny_llm(context=300, characters=True).generate(asked(), how)
+    wanted = plain_answers(asked(), how, context=300, characters=True)
     assert [o.token_ids for o in llm.generate(asked(), how)] == [o.token_ids for o in wanted]
 
 
@@ -239,7 +238,7 @@ def test_a_stream_gets_several_rounds_at_a_time(monkeypatch: pytest.MonkeyPatch)
     llm = burst_on_cpu(drafting_llm("medusa", TREES["medusa"]), monkeypatch)
     how = SamplingParams(temperature=0.9, seed=4, max_tokens=60)
     deltas = list(llm.stream([5, 6, 7], how))
-    wanted = tiny_llm(context=300, characters=True).generate([[5, 6, 7]], how)[0]
+    wanted = plain_answers([[5, 6, 7]], how, context=300, characters=True)[0]
     assert [t for d in deltas for t in d.token_ids] == wanted.token_ids
     assert max(len(d.token_ids) for d in deltas) >= TREE_ROUNDS
 
@@ -247,27 +246,28 @@ def test_a_stream_gets_several_rounds_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_done_in_one_shape_is_left_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(context=300, characters=True)
     monkeypatch.setattr(Decoder, "captures", True)
+    llm.engine.set_runners()
     odd: list[dict[str, Any]] = [{"min_confidence": 0.1}, {"draw": "sample"}]
     for options in ({}, *odd):
         llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3")), "nodes": 16, **options})
-        drafter = llm.engine.drafter
-        assert (make_burst(llm.model, llm.cache, drafter, Match()) is not None) == (options == {}), options
-        assert make_burst(llm.model, llm.cache, drafter, Rejection()) is None
+        assert (llm.burst is not None) == (options == {}), options
     llm.use({"method": "mtp", "checkpoint": str(random_head("mtp", modules=2)), "nodes": 16})
-    assert llm.engine.burst is None
+    assert llm.burst is None
+    assert tiny_llm(context=300, characters=True, verifier="rejection").engine.device is None
 
 
 def test_the_trees_of_a_batch_share_the_rows_that_come_nearly_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Decoder, "cheap_rows", 64)  # as on a GPU
     llm = tiny_llm(context=300, characters=True)
     llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3"))})
-    drafter: Any = llm.engine.drafter
+    drafter: Any = llm.drafter
     drafter.target.device = "cuda"  # all else that a plan asks for
     shapes = {lanes: (plan.nodes, plan.depth) for lanes in (1, 2, 4, 16, 64, 96) if (plan := drafter.plan_for(lanes))}
     assert shapes == {1: (63, 6), 2: (63, 6), 4: (31, 6), 16: (7, 4), 64: (3, 3), 96: (1, 2)}
     for options in ({"nodes": 20}, {"depth": 9}):
+        drafter.target.device = "cpu"
         llm.use({"method": "eagle3", "checkpoint": str(random_head("eagle3")), **options})
-        drafter = llm.engine.drafter
+        drafter = llm.drafter
         drafter.target.device = "cuda"
         plan = drafter.plan_for(16)
         assert {name: getattr(plan, name) for name in options} == options, "what is given holds"

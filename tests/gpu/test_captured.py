@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams, attention
+from slipstream.engine.device import DeviceRunner
 from slipstream.models.captured import CapturedPasses
 from slipstream.models.decoder import Decoder
+from tests.engine.test_rounds import asked
 from tests.laned import over_tiles
-from tests.test_rounds import asked
 from tests.tiny import tiny_llm
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -36,7 +39,9 @@ def host_llm(**options: Any) -> LLM:
 
 @pytest.mark.parametrize("speculate", ["none", "suffix", "ngram", "lookahead"])
 @pytest.mark.parametrize("window", [None, 50])
-def test_captured_passes_say_what_others_say(speculate: str, window: int | None, passes: list[int]) -> None:
+def test_captured_passes_say_what_others_say(
+    speculate: str, window: int | None, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     how = [
         SamplingParams(temperature=0.0, max_tokens=30),
         SamplingParams(temperature=0.9, top_p=0.9, seed=1, max_tokens=40),
@@ -44,7 +49,8 @@ def test_captured_passes_say_what_others_say(speculate: str, window: int | None,
     ]
     llm = host_llm(sliding_window=window)
     llm.use(speculate)
-    llm.engine.burst = None
+    monkeypatch.setattr(DeviceRunner, "possible", lambda state: False)
+    llm.engine.set_runners()
     given = llm.generate(asked(3), how)
     captured = len(passes)
     assert captured > 20

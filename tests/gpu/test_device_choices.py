@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from slipstream import SamplingParams, noise
-from slipstream.choices import choose_rows, choose_trees
+from slipstream.gpu.device_sampling import _draw, choose_rows, choose_trees
 from slipstream.sampling import Sampler, TreeDistributions
 from slipstream.tree import TokenTree
-from tests.interpreted import interpreted
-from tests.test_exact import random_tree
+from tests.interpreted import DEVICE
+from tests.models.test_exact import random_tree
 
 VOCABULARY = 1000
 
@@ -69,6 +69,7 @@ def test_trees_are_answered_at_every_node_and_only_where_the_sampler_is_simple()
     chooser = random.Random(3)
     kinds = [{}, {"top_k": 5}, {"temperature": 0.0, "top_p": 0.5}, {"min_p": 0.1}, {}, {"top_p": 0.9}]
     kinds += [{"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}, {"min_tokens": 4}, {"logprobs": 2}]
+    kinds += [{"allowed_token_ids": [1, 2]}, {"bad_words": ["x"]}, {"skip_special_tokens": False}]
     for kind in kinds:
         kind.setdefault("temperature", 0.9)
     samplers = [sampler(chooser, **kind) for kind in kinds]
@@ -76,35 +77,27 @@ def test_trees_are_answered_at_every_node_and_only_where_the_sampler_is_simple()
     logits = torch.randn(sum(map(len, trees)), VOCABULARY) * 3
     answers = choose_trees(samplers, trees, logits)
     simple = [answer is not None for answer in answers]
-    assert simple == [True, False, True, False, True, False, False, False, False, True]
+    assert simple == [True, False, True, False, True, False, False, False, False, True, False, False, True]
     rows = logits.split([len(tree) for tree in trees])
     for one, tree, part, answer in zip(samplers, trees, rows, answers, strict=True):
         lazy, eager = TreeDistributions(one, tree, part), TreeDistributions(one, tree, part, answer)
         assert [eager.choose(node) for node in range(len(tree))] == [lazy.choose(node) for node in range(len(tree))]
 
 
-FUSED = """
-import torch
-from slipstream import noise
-from slipstream.choice_kernels import draw
-from slipstream.choices import _draw
-
-device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.manual_seed(0)
-for vocabulary, kind in ((2048, torch.float32), (5000, torch.float32), (3000, torch.float16)):
-    logits = (torch.randn(40, vocabulary) * 3).to(kind)
-    logits[0, [vocabulary - 1, 7, vocabulary // 2]] = 30.0
-    temperatures = torch.tensor([0.0, 0.7, 1.0, 1e-6, 2.0] * 8)
-    keys = noise.halves([noise.key(seed, 1, 2) for seed in range(40)])
-    given = [tensor.to(device) for tensor in (logits, keys, temperatures)]
-    chosen = draw(*given)
-    assert chosen[0] == 7
-    assert chosen.tolist() == _draw(*given).tolist()
-"""
-
-
+@pytest.mark.kernels
 def test_the_fused_kernel_draws_the_same() -> None:
-    interpreted(FUSED)
+    from slipstream.gpu.sampling_kernels import draw
+
+    torch.manual_seed(0)
+    for vocabulary, kind in ((2048, torch.float32), (5000, torch.float32), (3000, torch.float16)):
+        logits = (torch.randn(40, vocabulary) * 3).to(kind)
+        logits[0, [vocabulary - 1, 7, vocabulary // 2]] = 30.0
+        temperatures = torch.tensor([0.0, 0.7, 1.0, 1e-6, 2.0] * 8)
+        keys = noise.halves([noise.key(seed, 1, 2) for seed in range(40)])
+        given = [tensor.to(DEVICE) for tensor in (logits, keys, temperatures)]
+        chosen = draw(*given)
+        assert chosen[0] == 7
+        assert chosen.tolist() == _draw(*given).tolist()
 
 
 def test_no_simple_sampler_means_no_work() -> None:

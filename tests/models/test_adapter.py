@@ -1,7 +1,7 @@
 """Models that run through transformers: its own logits at every node of a tree, and the laws of every other model.
 
-Products of transformers may depend on how many rows share a pass, so two texts may part where two tokens are nearly
-tied. Every parting is looked at: a margin of 1e-4 or more is a fault, and the near-ties are counted.
+GEMMs of transformers may depend on the number of rows in a pass, so two texts may diverge where two tokens are nearly
+tied. Every divergence is checked: a margin of 1e-4 or more is a fault, and the near-ties are counted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def plain(kind: str, temperature: float) -> list[list[int]]:
 
 
 def tree_logits(model: Model, prompt: list[int], tree: TokenTree, chunk: int) -> torch.Tensor:
-    """Logits at every node, behind a prompt fed in chunks; half of the tree is there before the other half."""
+    """Logits at every node, after a prompt fed in chunks; half of the tree is there before the other half."""
     cache = PagedCache(4)
     model.add_store(cache, STORE)
     table = cache.open([])
@@ -111,7 +111,7 @@ def tree_logits(model: Model, prompt: list[int], tree: TokenTree, chunk: int) ->
     for start in range(0, len(prompt), chunk):
         model.forward(cache, STORE, [tree_segment(table, start, prompt[start : start + chunk], None)])
     root, half = [tree.tokens[0]], len(tree) // 2
-    first = tree_segment(table, len(prompt), root, tree._kept(set(range(half))))
+    first = tree_segment(table, len(prompt), root, tree._kept(range(half)))
     second = tree_segment(table, len(prompt), root, tree, first_node=half)
     return torch.cat([model.forward(cache, STORE, [segment]).logits for segment in (first, second)])
 
@@ -139,7 +139,7 @@ def test_logits_equal_those_of_the_unmodified_model(kind: str) -> None:
 @pytest.mark.parametrize("temperature", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("kind", ["gpt2", "phi"])
-def test_same_seed_same_text_with_any_drafter_in_any_company(kind: str, name: str, temperature: float) -> None:
+def test_same_seed_same_text_with_any_drafter_in_any_batch(kind: str, name: str, temperature: float) -> None:
     llm = engine(kind)
     asked, how = requests(temperature)
     wanted = plain(kind, temperature)
@@ -190,7 +190,7 @@ def test_when_pages_run_out_the_youngest_waits_and_no_token_changes() -> None:
     wanted = one_by_one(engine("gpt2"), asked, how)
     tight = LLM(foreign_directory("gpt2"), speculate=DRAFTS["suffix"], cache_tokens=5 * PAGE_SIZE)
     other = say(tight, asked, how)
-    assert tight.engine.scheduler.set_aside > 0
+    assert tight.engine.scheduler.preemptions > 0
     assert near_ties("gpt2", asked, how, wanted, other) <= 1
     assert tight.cache.available == tight.cache.capacity
 
@@ -226,7 +226,7 @@ def test_rows_without_logits_and_an_honest_answer_about_bits() -> None:
     last = tree_segment(table, 0, [1, 2, 3], TokenTree(3))
     assert llm.model.forward(cache, STORE, [chunk]).logits.shape == (0, VOCABULARY)
     assert llm.model.forward(cache, STORE, [chunk, last, chunk]).logits.shape == (1, VOCABULARY)
-    assert not llm.exact  # products of stock kernels depend on the number of rows, and nobody claims otherwise
+    assert not llm.exact  # stock kernels are not batch-invariant
 
 
 def test_what_the_adapter_cannot_give_is_refused_by_name() -> None:
@@ -252,7 +252,7 @@ def test_what_the_adapter_cannot_give_is_refused_by_name() -> None:
     assert view.embed(torch.tensor([3, 5])).shape == (2, 32)
     with pytest.raises(OptionError, match="early_exit"):  # before any request
         llm.use("early_exit")
-    assert llm.engine.drafter.name == "none"
+    assert llm.drafter.name == "none"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

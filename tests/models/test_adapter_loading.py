@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 from slipstream import LLM, SamplingParams
 from slipstream.attention import Segment
 from slipstream.commands.check import check
-from slipstream.commands.options import ModelSetup
+from slipstream.commands.shared.options import ModelSetup
 from slipstream.errors import CorruptFile, NotEnoughMemory, ShapeMismatch, SlipstreamError, UnsupportedModel
 from slipstream.models import adapter, load
 from slipstream.models.adapter import Adapter
-from slipstream.models.adapter_checkpoint import AdapterCheckpoint
 from slipstream.models.decoder import Decoder
+from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
+from slipstream.models.formats.resolve import open_model
 from slipstream.models.load import load_model
-from slipstream.models.loader import open_model
 from tests.foreign import foreign_directory, foreign_model, save
 from tests.tiny import _character_tokenizer, tiny_directory
 
@@ -137,7 +137,7 @@ def test_code_that_comes_with_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_configs_that_nobody_runs(tmp_path: Path, settings: dict[str, Any], word: str) -> None:
+def test_configs_that_no_runner_supports(tmp_path: Path, settings: dict[str, Any], word: str) -> None:
     refused(UnsupportedModel, changed(foreign_directory("gpt2"), tmp_path, **settings), word)
 
 
@@ -163,7 +163,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     refused(UnsupportedModel, cut, "pickled")
 
 
-def test_too_little_memory_is_told_before_a_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_before_a_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "available_bytes", lambda device: 1000)
     monkeypatch.setattr(adapter.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("it was read"))
     with pytest.raises(NotEnoughMemory, match="weights in float32"):
@@ -193,7 +193,7 @@ def test_check_says_what_it_can_tell_and_what_it_cannot(capsys: pytest.CaptureFi
     setup = ModelSetup(model=str(foreign_directory("falcon")), device="cpu")
     assert check(setup) == 0
     text = capsys.readouterr().out
-    assert "4 heads (1 K/V)" in text and "not native" in text and "only loading it shows" in text
+    assert "4 heads (1 K/V)" in text and "not native" in text and "is known after loading" in text
     assert check(setup, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["architecture"]["native"] is False
@@ -207,12 +207,13 @@ def test_without_transformers_the_reason_is_the_architecture() -> None:
     code = (
         "import sys; sys.modules['transformers'] = None\n"
         "from slipstream.errors import UnsupportedModel\n"
-        "from slipstream.models.loader import open_model\n"
+        "from slipstream.models.formats.resolve import open_model\n"
         f"try: open_model({str(path)!r})\n"
         "except UnsupportedModel as error: print(error)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "has architecture 'GPT2LMHeadModel'" in result.stdout, result.stderr
+    assert "pip install 'slipstream[hf]'" in result.stdout and result.stdout.count("\n") == 1
 
 
 # -- the check at load ------------------------------------------------------------------------------------------------

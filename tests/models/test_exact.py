@@ -1,4 +1,4 @@
-"""Bit for bit: a token's logits do not depend on what rides along in its pass."""
+"""Bit for bit: a token's logits are batch-invariant."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from slipstream.attention import tree_segment
 from slipstream.cache import PagedCache, PageTable
-from slipstream.models import linear
 from slipstream.models.decoder import Decoder
+from slipstream.models.layers import linear
+from slipstream.models.layers.mlp import even_silu
 from slipstream.models.load import load_model
-from slipstream.models.mlp import even_silu
 from slipstream.models.selfcheck import is_exact
 from slipstream.native import machine
 from slipstream.tree import TokenTree
@@ -48,7 +48,7 @@ def feed(model: Decoder, cache: PagedCache, table: PageTable, tokens: list[int],
 
 
 def differing_nodes(model: Decoder, chooser: random.Random, longest: int) -> int:
-    """Compare a random tree behind a random context with one of its paths, decoded token by token."""
+    """Compare a random tree after a random context with one of its paths, decoded token by token."""
     vocab = model.config.vocab_size
     context = [chooser.randrange(vocab) for _ in range(chooser.randrange(1, longest))]
     tree = random_tree(chooser, chooser.randrange(vocab), chooser.choice([2, 5, 12, 40, 64, 150]), vocab)
@@ -110,7 +110,7 @@ def test_several_sequences_in_one_pass_have_the_bits_that_each_has_alone() -> No
 
 @pytest.mark.parametrize("kind", [linear.PackedLinear, linear.TiledLinear])
 @pytest.mark.parametrize(("inner", "outer"), [(32, 16), (64, 97), (576, 960), (1536, 576)])
-def test_products_give_a_row_the_same_bits_in_any_company(kind: Any, inner: int, outer: int) -> None:
+def test_products_give_a_row_the_same_bits_in_any_batch(kind: Any, inner: int, outer: int) -> None:
     if kind is linear.PackedLinear and not linear.packing_works():
         pytest.skip("no packed products in this build")
     weight, bias, x = torch.randn(outer, inner), torch.randn(outer), torch.randn(70, inner)
@@ -156,7 +156,7 @@ def test_the_path_without_packed_products_is_exact_too(monkeypatch: pytest.Monke
 
 
 def test_the_self_check_notices_products_that_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.models.decoder.make_linear", linear.PlainLinear)
+    monkeypatch.setattr("slipstream.models.weights.make_linear", linear.PlainLinear)
     monkeypatch.setattr(linear.PlainLinear.__init__, "__defaults__", (None,))
     model, _ = load_model(tiny_directory(seed=5, head_dim=64), dtype="float32", device="cpu")
     assert not is_exact(model)

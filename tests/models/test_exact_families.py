@@ -14,12 +14,12 @@ from slipstream.attention import tree_segment
 from slipstream.attention.even import soft_cap
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.models.decoder import Decoder
+from slipstream.models.layers.mlp import even_gelu
 from slipstream.models.load import load_model
-from slipstream.models.mlp import even_gelu
 from slipstream.models.selfcheck import is_exact
 from slipstream.tree import TokenTree
-from tests.test_exact import STORE, feed, random_tree
-from tests.test_families import build
+from tests.models.test_exact import STORE, feed, random_tree
+from tests.models.test_families import build
 
 WINDOW = 100  # ends within a block, wherever it begins
 # The families that bring kernels of their own, with the heads that their real models have: 256 wide, one for all.
@@ -38,12 +38,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def load(name: str, folder: Path) -> Decoder:
-    build(name, folder, noise=0.15, **CASES[name])  # sharp enough that attention looks at something
+    build(name, folder, noise=0.15, **CASES[name])  # sharp enough that attention is not uniform
     return load_model(folder, dtype="float32", device="cpu")[0]
 
 
 def differing_nodes(model: Decoder, chooser: random.Random, length: int) -> int:
-    """A random tree behind `length` tokens: its nodes whose logits are not those of their path, token by token."""
+    """A random tree after `length` tokens: its nodes whose logits are not those of their path, token by token."""
     vocab = model.config.vocab_size
     context = [chooser.randrange(vocab) for _ in range(length)]
     tree = random_tree(chooser, chooser.randrange(vocab), chooser.choice([3, 12, 40]), vocab)
@@ -56,7 +56,7 @@ def differing_nodes(model: Decoder, chooser: random.Random, length: int) -> int:
     feed(model, cache, alone, context, [chooser.choice([7, 128, 500])])
     rows = model.forward(cache, STORE, [tree_segment(together, length, [tree.tokens[0]], tree)]).logits
     left, seen, wrong = [0], 0, 0
-    while left:  # depth first: behind the context lie the ancestors of the node, whatever was tried before
+    while left:  # depth first: the ancestors of the node follow the context, whatever was tried before
         node = left.pop()
         left += tree.children(node)
         token, slot = tree.tokens[node], length + tree.depths[node]

@@ -10,21 +10,22 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams, attention
-from slipstream import llm as facade
 from slipstream.attention import BlockAttention
 from slipstream.cache import PageTable
+from slipstream.engine import core as facade
 from slipstream.errors import OptionError
 from slipstream.models import load
 from slipstream.models.decoder import Decoder
-from slipstream.models.exact_linear import ExactLinear
+from slipstream.models.formats.resolve import open_model
+from slipstream.models.layers.exact_linear import ExactLinear
 from slipstream.models.load import load_model, require_exact
-from slipstream.models.loader import open_model
+from slipstream.models.weights import Weights
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
 from tests.foreign import foreign_directory
 from tests.invoking import invoke
 from tests.laned import tile_segments
-from tests.test_families import build
+from tests.models.test_families import build
 from tests.tiny import tiny_directory, tiny_llm
 
 
@@ -77,7 +78,8 @@ def test_a_decoder_for_a_gpu_takes_its_products_and_its_attention(monkeypatch: p
         model.exact = exact
         model.attention_over(attention.Tiles.of([segment], 2, "cpu"))
     assert asked == [False, True]
-    linear = model._linear(torch.randn(8, 4))
+    weights = Weights(open_model(tiny_directory()), torch.float32, "cpu", "none", exact=True, weights_file=None)
+    linear = weights.linear(torch.randn(8, 4))
     assert isinstance(linear, ExactLinear) and linear.exact
 
 

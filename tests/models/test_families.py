@@ -85,7 +85,7 @@ def build(name: str, folder: Path, noise: float = 0.05, **changes: Any) -> trans
 
 
 def tree_logits(model: Decoder, prompt: list[int], tree: TokenTree, chunk: int) -> torch.Tensor:
-    """Logits at every node, behind a prompt fed in chunks."""
+    """Logits at every node, after a prompt fed in chunks."""
     cache = PagedCache(8)
     model.add_store(cache, STORE)
     table = cache.open([])

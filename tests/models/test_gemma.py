@@ -12,11 +12,11 @@ import torch
 
 from slipstream.errors import CorruptFile, UnsupportedModel
 from slipstream.models.config import LinearScaling
-from slipstream.models.hf import HFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
 from slipstream.models.load import load_model
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
-from tests.test_families import SHAPE, build, tree_logits
+from tests.models.test_families import SHAPE, build, tree_logits
 
 TOKENS = [(37 * i + 11) % SHAPE["vocab_size"] for i in range(60)]
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")

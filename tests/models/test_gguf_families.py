@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream.errors import CorruptFile, UnsupportedModel
-from slipstream.models.gguf_config import config_from_gguf
-from slipstream.models.gguf_file import GGUFCheckpoint
-from slipstream.models.gguf_metadata import GGUFHead
-from slipstream.models.hf import HFCheckpoint
+from slipstream.models.formats.gguf_config import config_from_gguf
+from slipstream.models.formats.gguf_file import GGUFCheckpoint
+from slipstream.models.formats.gguf_metadata import GGUFHead
+from slipstream.models.formats.hf import HFCheckpoint
 from slipstream.models.load import load_model
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
-from tests.test_families import SHAPE, build, tree_logits
+from tests.models.test_families import SHAPE, build, tree_logits
 
 KINDS = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,

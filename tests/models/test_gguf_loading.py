@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.errors import CorruptFile, ModelError, ShapeMismatch, UnsupportedModel
-from slipstream.models import gguf_blocks
+from slipstream.errors import CorruptFile, ModelError, ShapeMismatch, SlipstreamError, UnsupportedModel
 from slipstream.models.config import LinearScaling
-from slipstream.models.gguf_file import GGUFCheckpoint
-from slipstream.models.gguf_metadata import read_head
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats import gguf_blocks
+from slipstream.models.formats.gguf_file import GGUFCheckpoint
+from slipstream.models.formats.gguf_metadata import read_head
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.models.shapes import weight_names
 from tests.checkpoints import refused
 from tests.gguf_files import (
@@ -167,7 +167,7 @@ def test_gguf_tensors_that_do_not_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "word"), [(24, "I8"), (99, "99"), (9, "Q8_1")])
-def test_a_gguf_quantisation_nobody_decodes(kind: int, word: str, tmp_path: Path) -> None:
+def test_a_gguf_quantisation_that_is_not_supported(kind: int, word: str, tmp_path: Path) -> None:
     path = write_dense(tmp_path / "x.gguf").close()
     raw = bytearray(path.read_bytes())
     name = b"blk.0.ffn_up.weight"
@@ -182,7 +182,7 @@ def test_a_gguf_quantisation_nobody_decodes(kind: int, word: str, tmp_path: Path
 def test_a_gguf_that_needs_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_dense(tmp_path / "x.gguf", kind=Q.Q3_K).close()
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with refused(UnsupportedModel, "pip install gguf"):
+    with refused(UnsupportedModel, "gguf package", "pip install 'slipstream[gguf]'"):
         open_checkpoint(path)
 
 
@@ -203,6 +203,18 @@ def test_damaged_gguf_files(tmp_path: Path) -> None:
         path.write_bytes(whole[:4] + version + whole[8:])
         with refused(UnsupportedModel, str(path)):
             open_checkpoint(path)
+
+
+def test_a_gguf_that_is_cut_short_anywhere(small_gguf: Path, tmp_path: Path) -> None:
+    whole, path = small_gguf.read_bytes(), tmp_path / "cut.gguf"
+    head = read_head(small_gguf)
+    last = min(tensor.start for tensor in head.tensors.values())
+    for length in [*range(0, last, 3), *range(last, len(whole) - 32, 997)]:
+        path.write_bytes(whole[:length])
+        with pytest.raises(SlipstreamError) as caught:
+            GGUFCheckpoint(path)
+        assert str(path) in caught.value.message and "\n" not in caught.value.message
+        assert "unpack" not in caught.value.message, length
 
 
 def test_head_of_a_gguf_equals_the_reference_reader(small_gguf: Path) -> None:

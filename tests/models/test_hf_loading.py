@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from slipstream.errors import CorruptFile, ModelNotFound, ShapeMismatch, UnsupportedModel
 from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
-from slipstream.models.hf import HFCheckpoint
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.hf import HFCheckpoint
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.models.shapes import weight_names
 from tests.checkpoints import FAMILIES, assert_same_weights, make_model, refused
 

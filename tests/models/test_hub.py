@@ -1,4 +1,4 @@
-"""The hub: what a reference means, which file it picks, and one line when the hub says no."""
+"""The hub: what a reference means, which file it picks, and one line when the hub refuses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from slipstream.errors import ModelNotFound
-from slipstream.models import hub
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats import hub
+from slipstream.models.formats.resolve import open_checkpoint
 from tests.checkpoints import refused
 
 
@@ -122,7 +122,7 @@ def test_a_hub_cache_is_enough(llama: Path, small_gguf: Path, tmp_path: Path) ->
             shutil.copy(file, snapshot / file.name.replace("small", "small-Q4_0"))
     script = (
         "from slipstream.errors import ModelNotFound\n"
-        "from slipstream.models.loader import open_checkpoint\n"
+        "from slipstream.models.formats.resolve import open_checkpoint\n"
         "import sys\n"
         "for model in sys.argv[1:]:\n"
         "    try:\n"

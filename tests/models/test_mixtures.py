@@ -1,4 +1,4 @@
-"""Mixtures of experts on disk: every layout gives the same weights, layers may be dense, nonsense is told."""
+"""Mixtures of experts on disk: every layout gives the same weights, layers may be dense, errors are reported."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream.errors import CorruptFile, ShapeMismatch, UnsupportedModel
-from slipstream.models.hf import HFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
 from slipstream.models.shapes import weight_names
 from tests.checkpoints import refused
-from tests.test_families import build
-from tests.test_gemma import rewrite
+from tests.models.test_families import build
+from tests.models.test_gemma import rewrite
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3moe", "qwen3moe-dense", "olmoe"])

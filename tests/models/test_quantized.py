@@ -1,4 +1,4 @@
-"""Products with 8-bit and 4-bit weights: nearly the product, and a row for itself, bit for bit."""
+"""GEMM with 8-bit and 4-bit weights: nearly the exact product, and batch-invariant, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from slipstream.models import quantized
-from slipstream.models.linear import Linear
-from slipstream.models.quantized import Int4Linear, Int8Linear, Int8Matrix, quantized_linear
+from slipstream.models.layers import quantized
+from slipstream.models.layers.linear import Linear
+from slipstream.models.layers.quantized import Int4Linear, Int8Linear, Int8Matrix, quantized_linear
 
 MODES = ["int8", "int4"]
 # What the numbers of a weight lose: 8 bits with a scale a row, 4 bits with a grid for each 32.
@@ -33,7 +33,7 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def assert_rows_alone(product: Linear, x: torch.Tensor, counts: list[int]) -> None:
-    """However many rows come, and wherever a row stands among them, it has the bits that it has alone."""
+    """A row has the same bits alone and at any place among any number of rows."""
     alone = torch.cat([product(row) for row in x.split(1)])
     for count in counts:
         assert torch.equal(product(x[:count].contiguous()), alone[:count]), count
@@ -42,7 +42,7 @@ def assert_rows_alone(product: Linear, x: torch.Tensor, counts: list[int]) -> No
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("mode", MODES)
-def test_a_row_has_the_same_bits_in_any_company(mode: str, seed: int, threads: int) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(mode: str, seed: int, threads: int) -> None:
     """Any widths, any number of rows from 1 to 64, rows of any size."""
     chooser, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     inner, outer = chooser.randrange(1, 1600), chooser.randrange(1, 1600)
@@ -121,10 +121,10 @@ def test_weights_of_a_4_bit_file_keep_their_values() -> None:
 
 
 def test_where_pairs_of_products_are_cut_off_weights_are_smaller() -> None:
-    """A CPU without instructions for 8-bit products, as far as oneDNN knows: its kernels saturate."""
+    """A CPU without instructions for 8-bit GEMM, as far as oneDNN knows: its kernels saturate."""
     script = """
 import torch
-from slipstream.models.quantized import Int8Linear, Int8Matrix, int8_levels
+from slipstream.models.layers.quantized import Int8Linear, Int8Matrix, int8_levels
 weight, x = torch.randn(200, 320), torch.randn(40, 320)
 weight[:, ::2], x[:, ::2] = weight[:, ::2].abs() + 3, x[:, ::2].abs() + 3
 product = Int8Linear(Int8Matrix(weight))

@@ -10,9 +10,10 @@ import torch
 
 from slipstream import LLM
 from slipstream.errors import NotEnoughMemory, OptionError
-from slipstream.models import load, quantized
+from slipstream.models import load
+from slipstream.models.formats.resolve import open_model
+from slipstream.models.layers import quantized
 from slipstream.models.load import choose_quantize, load_model, require_memory, weight_bytes
-from slipstream.models.loader import open_model
 from tests.checkpoints import refused
 from tests.foreign import foreign_directory
 from tests.gguf_files import Q, write_dense
@@ -35,7 +36,7 @@ def test_auto_keeps_large_quantised_files_in_8_bits(
     assert chosen(small) == "none"
     monkeypatch.setattr(load, "_LARGE", 0)
     assert chosen(small) == "int8"
-    assert chosen(plain) == chosen(llama) == chosen(foreign_directory("gpt2")) == "none"  # nobody quantised these
+    assert chosen(plain) == chosen(llama) == chosen(foreign_directory("gpt2")) == "none"  # these are not quantised
     assert chosen(small, dtype=torch.bfloat16) == chosen(small, device="cuda") == "none"
     assert chosen(small, "none") == "none" and chosen(llama, "int4") == "int4"
     monkeypatch.setattr(load, "int8_levels", lambda: 0)

@@ -14,13 +14,14 @@ import torch
 from slipstream import SamplingParams
 from slipstream.attention import tree_segment
 from slipstream.cache import PAGE_SIZE, PagedCache
-from slipstream.models import decoder, quantized
+from slipstream.models import weights
 from slipstream.models.decoder import Decoder
-from slipstream.models.hf import HFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
+from slipstream.models.layers import quantized
 from slipstream.models.load import load_model, weight_bytes
 from slipstream.models.selfcheck import is_exact
-from tests.test_exact_families import differing_nodes
-from tests.test_families import FAMILIES, STORE, build
+from tests.models.test_exact_families import differing_nodes
+from tests.models.test_families import FAMILIES, STORE, build
 from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 MODES = ["int8", "int4"]
@@ -156,7 +157,7 @@ def per_tensor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def make(mode: str, weight: torch.Tensor, bias: Any = None, columns: Any = None) -> PerTensor:
         return PerTensor(quantized.Int8Matrix(weight), bias, columns)
 
-    monkeypatch.setattr(decoder, "quantized_linear", make)
+    monkeypatch.setattr(weights, "quantized_linear", make)
     yield
 
 
@@ -166,7 +167,7 @@ def test_the_self_check_finds_a_product_whose_rows_depend_on_each_other() -> Non
     assert not is_exact(model)
 
 
-def test_the_self_check_looks_at_experts_behind_dense_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_looks_at_experts_after_dense_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build("qwen3moe-dense", tmp_path, noise=0.15)
     model, _ = load_model(tmp_path, dtype="float32", device="cpu", quantize="int8")
     assert is_exact(model)

@@ -16,7 +16,7 @@ from tests.tiny import tiny_directory, tiny_llm
 
 def test_a_draft_pass_over_some_layers_leaves_committed_rows_alone() -> None:
     llm = tiny_llm()
-    view, tokens = llm.engine.drafter.target, [5, 9, 17, 3]
+    view, tokens = llm.target, [5, 9, 17, 3]
     table = llm.cache.open([])
     llm.cache.reserve(table, 10)
     with torch.inference_mode():
@@ -30,7 +30,7 @@ def test_a_draft_pass_over_some_layers_leaves_committed_rows_alone() -> None:
 
 
 def fingerprint(llm: LLM) -> str:
-    return llm.engine.drafter.target.fingerprint
+    return llm.target.fingerprint
 
 
 def test_the_fingerprint_is_that_of_the_weights(tmp_path: Path) -> None:

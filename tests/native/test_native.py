@@ -1,7 +1,8 @@
-"""Our own kernels for a CPU beyond products: whole passes, attention, small operations, and how they are kept."""
+"""Our own CPU kernels besides GEMM: whole passes, attention, small operations, and how they are cached."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,20 +17,20 @@ from torch.nn import functional
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache, PageTable
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import digits_work, native_works
+from slipstream.models.layers.linear import int8_kernels_work, native_works
+from slipstream.models.layers.rope import RopeTable
 from slipstream.models.load import load_model
 from slipstream.models.model import PassOutput
 from slipstream.models.native_rows import NativeRows
-from slipstream.models.rope import RopeTable
 from slipstream.native import compiler
 from slipstream.native.machine import machine
 from slipstream.native.shape import Shape
-from slipstream.native.small import RootMean, likeliest
+from slipstream.native.small import RMSNorms, top_probabilities
 from slipstream.tree import TokenTree
-from tests.test_families import build
+from tests.models.test_families import build
 
 pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own on this machine")
-needs_digits = pytest.mark.skipif(not digits_work(), reason="no kernels for 8-bit products")
+needs_digits = pytest.mark.skipif(not int8_kernels_work(), reason="no kernels for 8-bit products")
 
 
 # -- whole passes -----------------------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ needs_digits = pytest.mark.skipif(not digits_work(), reason="no kernels for 8-bi
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
 @pytest.mark.parametrize("family", ["llama2", "mistral", "qwen2"])
 def test_a_pass_is_a_program_and_computes_what_operations_do(family: str, quantize: str, tmp_path: Path) -> None:
-    if quantize != "none" and not digits_work():
+    if quantize != "none" and not int8_kernels_work():
         pytest.skip("no kernels for 8-bit products")
     build(family, tmp_path, hidden_size=64, intermediate_size=128)
     model, _ = load_model(tmp_path, dtype="float32", device="cpu", quantize=quantize)
@@ -197,7 +198,7 @@ def test_a_node_has_the_bits_of_its_path_decoded_alone() -> None:
 def test_the_likeliest(rows: int, vectors: int, count: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-20, 20, (rows, 32 * vectors), generator=generator).float()  # with many ties
-    ids, shares = likeliest(logits, count)
+    ids, shares = top_probabilities(logits, count)
     order = logits.sort(dim=1, descending=True, stable=True).indices[:, :count]
     assert ids.tolist() == order.tolist()
     wanted = logits.softmax(-1).gather(1, order)
@@ -207,7 +208,7 @@ def test_the_likeliest(rows: int, vectors: int, count: int, seed: int) -> None:
 def test_norms_of_two_kinds_of_rows() -> None:
     first, second = torch.randn(5, 64), torch.randn(5, 128)[:, :96]
     weights = torch.rand(64), torch.rand(96)
-    result = RootMean(weights, 1e-5)(first, second)
+    result = RMSNorms(weights, 1e-5)(first, second)
     wanted = [functional.rms_norm(x, w.shape, w, 1e-5) for x, w in zip((first, second), weights, strict=True)]
     torch.testing.assert_close(result, torch.cat(wanted, 1), atol=1e-6, rtol=1e-5)
 
@@ -241,6 +242,15 @@ def test_code_is_compiled_once(compiled: list[int], tmp_path: Path) -> None:
     assert len(compiled) == 2
 
 
+def test_compiling_is_announced_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "slipstream", "env"]
+    for line in (1, 0):
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "SLIPSTREAM_CACHE": str(tmp_path)}
+        )
+        assert done.stderr.count("\n") == done.stderr.count("compiling CPU kernels") == line
+
+
 def test_where_nothing_can_be_kept(compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernels").write_text("a file where the folder should be")
     assert compiler.library("nothing", lambda module: None)["start"]
@@ -254,7 +264,7 @@ def test_everything_runs_where_there_is_no_compiler() -> None:
     script = """
 import sys
 sys.modules["llvmlite"] = None
-from slipstream.models.linear import make_linear, native_works
+from slipstream.models.layers.linear import make_linear, native_works
 from slipstream.drafters import drafter_names
 import slipstream.models.native_layers, slipstream.native.small
 import torch

@@ -1,4 +1,4 @@
-"""Our own products for a CPU: they compute what they say, and a row's bits do not depend on its company."""
+"""Our own GEMM for a CPU: correct, and batch-invariant."""
 
 from __future__ import annotations
 
@@ -15,24 +15,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.linear import digits_work, native_works
-from slipstream.models.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
+from slipstream.models.layers.linear import int8_kernels_work, native_works
+from slipstream.models.layers.quantized import Int8Linear, Int8Matrix, _on_grids, int4_linear, int8_linear
 from slipstream.native import kernels, matrix_unit
 from slipstream.native.call import program
 from slipstream.native.compiler import Library
-from slipstream.native.linear import ADDED, GATED, WRITTEN, DigitLinear, FloatLinear, Lines, NativeLinear, NibbleLinear
-from slipstream.native.machine import Machine, machine, squares
+from slipstream.native.linear import (
+    ADDED,
+    GATED,
+    WRITTEN,
+    FloatLinear,
+    Lines,
+    NativeInt4Linear,
+    NativeInt8Linear,
+    NativeLinear,
+)
+from slipstream.native.machine import Machine, has_amx, machine
 from slipstream.native.shape import GROUP
 
 pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own on this machine")
-needs_digits = pytest.mark.skipif(not digits_work(), reason="no kernels for 8-bit products")
+needs_digits = pytest.mark.skipif(not int8_kernels_work(), reason="no kernels for 8-bit products")
 
 
 @pytest.fixture(
     params=[
         None,
-        Machine(8, 6, digits=False, dots=False, piece=128, abreast=12),
-        Machine(4, 8, digits=False, dots=False),
+        Machine(8, 6, int8=False, vnni=False, piece=128, few_rows_sums=12),
+        Machine(4, 8, int8=False, vnni=False),
     ],
     ids=["own", "8", "4"],
 )
@@ -49,7 +58,7 @@ _KEPT: list[Library] = []
 
 
 def forget_kernels() -> None:
-    """The next that are asked for are made anew; programs that have addresses of the former ones go on working."""
+    """The next kernels requested are compiled again; programs with addresses of the former ones keep working."""
     if kernels.products.cache_info().currsize:
         _KEPT.append(kernels.products())
     for cached in (kernels.products, kernels.layers):
@@ -67,7 +76,7 @@ def test_a_float_product_is_the_product(lanes: int, outputs: int, inputs: int) -
         torch.testing.assert_close(product(x).double(), wanted, atol=2e-4, rtol=1e-5)
 
 
-def test_rows_of_a_float_product_do_not_depend_on_their_company(lanes: int) -> None:
+def test_rows_of_a_float_product_are_batch_invariant(lanes: int) -> None:
     product, x = FloatLinear(torch.randn(200, 300)), torch.randn(40, 300)  # more inputs than a piece has
     together = product(x)
     for start, stop in ((0, 1), (3, 5), (20, 23), (7, 19), (11, 40), (39, 40)):
@@ -88,7 +97,7 @@ def test_panels_side_by_side_have_the_bits_of_panels_alone(
     try:
         results = []
         for sums in (0, 12):
-            monkeypatch.setattr(kernels, "machine", partial(replace, machine(), abreast=sums))
+            monkeypatch.setattr(kernels, "machine", partial(replace, machine(), few_rows_sums=sums))
             forget_kernels()
             results.append([])
             for panels, rows in product((1, 2, 5, 6, 7, 13, 19, 36, 40), range(1, 8)):
@@ -129,7 +138,7 @@ def test_an_8_bit_product_has_the_bits_of_the_slow_one(outputs: int, sixteens: i
     weight = torch.randn(outputs, 16 * sixteens, generator=generator)
     bias, columns = torch.randn(outputs, generator=generator), torch.rand(16 * sixteens, generator=generator)
     fast = int8_linear(weight, bias, columns)
-    assert isinstance(fast, DigitLinear)
+    assert isinstance(fast, NativeInt8Linear)
     x = 10 ** torch.randint(-3, 4, (rows, 1), generator=generator) * torch.randn(
         rows, 16 * sixteens, generator=generator
     )
@@ -142,39 +151,39 @@ def test_without_an_instruction_for_them_8_bit_products_have_the_same_bits(
     outputs: int, inputs: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two products at a time are summed in 16 bits, which is just enough: for the largest codes and digits, too."""
-    plain = replace(kernels.here(), dots=False)
+    plain = replace(kernels.here(), vnni=False)
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "machine", lambda: plain)
-        patch.setattr(kernels, "squares", lambda: False)
-        kernels.digits.cache_clear()
+        patch.setattr(kernels, "has_amx", lambda: False)
+        kernels.int8.cache_clear()
         random_weight = torch.randn(outputs, inputs)
         for weight in (random_weight, random_weight.sign(), torch.ones(outputs, inputs), -torch.ones(outputs, inputs)):
             large = torch.full((rows, inputs), 64 / 8127)  # 64 of the lower digit, once the row has a 1
             for x in (torch.randn(rows, inputs), torch.ones(rows, inputs), large, -large):
                 x[:, 0] = 1.0
                 assert torch.equal(int8_linear(weight)(x), Int8Linear(Int8Matrix(weight))(x))
-    kernels.digits.cache_clear()
+    kernels.int8.cache_clear()
 
 
 @needs_digits
 @pytest.mark.parametrize("inputs", [64, 192, 576, 1536])
 def test_the_matrix_unit_has_the_bits_of_vectors(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kernels.squares():
+    if not kernels.has_amx():
         pytest.skip("no matrix unit")
     weight, bias, x = torch.randn(70, inputs), torch.randn(70), torch.randn(67, inputs)
-    by_squares, kept = int8_linear(weight, bias), kernels.digits()  # code goes with its library
-    together = by_squares(x)
+    by_amx, kept = int8_linear(weight, bias), kernels.int8()  # code goes with its library
+    together = by_amx(x)
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "squares", lambda: False)
-        kernels.digits.cache_clear()
+        patch.setattr(kernels, "has_amx", lambda: False)
+        kernels.int8.cache_clear()
         assert torch.equal(int8_linear(weight, bias)(x), together)
-    kernels.digits.cache_clear()
+    kernels.int8.cache_clear()
     for start, stop in ((0, 1), (1, 3), (0, 8), (5, 14), (20, 36), (30, 47), (3, 67)):
-        assert torch.equal(by_squares(x[start:stop]), together[start:stop])
+        assert torch.equal(by_amx(x[start:stop]), together[start:stop])
     assert kept["pack"]
 
 
-@pytest.mark.skipif(not squares(), reason="no matrix unit")
+@pytest.mark.skipif(not has_amx(), reason="no matrix unit")
 def test_a_matrix_unit_that_is_forbidden_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert matrix_unit.matrix_unit_works()
     killed = tmp_path / "trial.py"
@@ -188,7 +197,7 @@ def test_a_matrix_unit_that_is_forbidden_is_left_alone(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("kind", ["float", "8 bits", "4 bits"])
 def test_pairing_gates_and_values_changes_no_result(kind: str) -> None:
-    if kind != "float" and not digits_work():
+    if kind != "float" and not int8_kernels_work():
         pytest.skip("no kernels for 8-bit products")
     make = {"float": FloatLinear, "8 bits": int8_linear, "4 bits": int4_linear}[kind]
     generator = torch.Generator().manual_seed(5)
@@ -210,7 +219,7 @@ def test_weights_are_packed_as_they_are_quantised(outputs: int, sixteens: int, s
     weight = torch.randn(outputs, 2 * 16 * sixteens, generator=generator)[:, : 16 * sixteens]  # rows lie apart
     weight[outputs // 2] = 0.0
     packed, ids = int8_linear(weight), torch.arange(outputs)
-    assert isinstance(packed, DigitLinear)
+    assert isinstance(packed, NativeInt8Linear)
     assert torch.equal(packed[ids], Int8Matrix(weight)[ids])
 
 
@@ -239,7 +248,7 @@ def test_a_row_that_is_not_finite_spoils_no_other() -> None:
 def test_a_packed_matrix_is_a_table() -> None:
     weight, ids = torch.randn(70, 48), torch.tensor([[3, 69], [0, 33]])
     packed = int8_linear(weight)
-    assert isinstance(packed, DigitLinear)
+    assert isinstance(packed, NativeInt8Linear)
     assert torch.equal(packed[ids], Int8Matrix(weight)[ids])
 
 
@@ -249,7 +258,7 @@ def test_a_4_bit_product_is_that_of_its_grid(outputs: int, inputs: int) -> None:
     generator = torch.Generator().manual_seed(inputs)
     weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
     product = int4_linear(weight, bias)
-    assert isinstance(product, NibbleLinear)
+    assert isinstance(product, NativeInt4Linear)
     codes, scale, offset = _on_grids(weight)
     on_grid = ((codes.view(outputs, -1, GROUP).double() - 8) * scale + offset).flatten(1)
     x = torch.randn(19, inputs, generator=generator)

@@ -142,7 +142,7 @@ class Model:
         self.cache.commit(owner.table, "target", start, slots)
 
     def draft(self) -> None:
-        """The drafter catches up with some rows, and leaves scratch rows behind the sequence."""
+        """The drafter catches up with some rows, and leaves scratch rows after the sequence."""
         owner = self._one()
         end = min(len(owner.tokens), owner.draft + self.random.randint(1, 8))
         for row in range(owner.draft, end):
@@ -256,7 +256,7 @@ def test_full_pages_of_a_live_sequence_are_found() -> None:
     tokens = grow(cache, table, [], [1, 2, 3], [4, 5], [6], [7, 8, 9, 10, 11], [12], [13])
     for length in range(len(tokens) + 1):
         found = cache.open(tokens[:length])
-        full = max(0, length - 1) // SIZE  # the last token is always computed again: somebody needs its logits
+        full = max(0, length - 1) // SIZE  # the last token is always computed again: its logits are needed
         assert found.pages == table.pages[:full]
         assert found.lengths == {"target": full * SIZE, "draft": 0}
         cache.release(found)
@@ -326,3 +326,24 @@ def test_room_for_a_long_context_takes_no_memory_until_it_is_used() -> None:
     room[:, 0] = 1.0  # what the first token of an answer does
     assert resident() - before < layers << 20
     assert float(room[3, 0]) == 1.0 and not room[:, 1:1000].any()
+
+
+def test_a_page_without_the_rows_that_are_needed_is_not_taken_and_makes_way_for_one_that_has_them() -> None:
+    cache = make_cache()
+    text = [*[1] * SIZE, *[2] * SIZE, *[3] * SIZE, 4]
+    plain = cache.open(text)
+    grow(cache, plain, [], text[: 3 * SIZE])
+    follower = cache.open(text, ["target"])
+    assert follower.pages == plain.pages[:3]
+    table = cache.open(text, ["draft"])
+    assert table.pages == [] and table.lengths == {"target": 0, "draft": 0}
+    cache.reserve(table, 2 * SIZE)
+    cache.commit(table, "target", 0, range(2 * SIZE))
+    cache.commit(table, "draft", 0, range(SIZE))  # of the second page it has too little itself
+    cache.share(table, "target", text)
+    assert cache.open(text, ["draft"]).pages == table.pages[:1]
+    assert cache.open(text).pages == [table.pages[0], *plain.pages[1:3]], "what follows the page is found as before"
+    made_way = plain.pages[0]
+    cache.release(plain)
+    cache.release(follower)  # the last one that has it
+    assert cache._allocate() == made_way, "a page that nobody can find is free"

@@ -1,4 +1,4 @@
-"""From logits to a distribution: against a slow reference in numpy, and the noise against chance.
+"""From logits to a distribution: against a slow reference in numpy, and statistical tests of the noise.
 
 Statistical cases have fixed seeds. With fresh ones a right sampler would fail one of the 14 tests of fit (p > 1e-4
 each) or of the correlations (bounds as stated there) about once in 700 runs.
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream import noise
-from slipstream.sampling import Sampler, TreeDistributions
+from slipstream.sampling import BadWords, Sampler, TreeDistributions
 from slipstream.tree import TokenTree
 from slipstream.types import SamplingParams
 
@@ -44,6 +44,8 @@ parameters = st.fixed_dictionaries(
         "logit_bias": st.dictionaries(st.integers(0, VOCABULARY - 1), numbers, max_size=3),
         "min_tokens": st.integers(0, 6),
         "stop_token_ids": st.lists(st.sampled_from([3, 5]), max_size=2),
+        "allowed_token_ids": st.sets(st.integers(0, VOCABULARY - 1), min_size=3).map(lambda s: sorted(s | {8, 9, 10})),
+        "bad_words": st.just(["seven", "two two", "eight two", "one eight"]),
     },
 )
 
@@ -52,8 +54,12 @@ def row_of(values: list[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
+BAD_WORDS = ([7], [2, 2], [8, 2], [1, 8])  # what `bad_words` stands for here
+
+
 def sampler_of(params: SamplingParams, prompt: Any = (), output: Any = (), seed: int = 1) -> Sampler:
-    return Sampler(params, seed, 0, list(prompt), list(output), END_IDS)
+    words = BadWords(BAD_WORDS) if params.bad_words else None
+    return Sampler(params, seed, 0, list(prompt), list(output), END_IDS, words)
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
@@ -61,6 +67,10 @@ def sampler_of(params: SamplingParams, prompt: Any = (), output: Any = (), seed:
 
 def expected_logits(values: list[float], p: SamplingParams, prompt: list[int], said: list[int]) -> list[float]:
     logits = list(values)
+    for token in range(VOCABULARY):
+        bad = p.bad_words and any([*said, token][-len(word) :] == word for word in BAD_WORDS)
+        if bad or token not in (p.allowed_token_ids or range(VOCABULARY)):
+            logits[token] = -math.inf
     if len(said) < p.min_tokens:
         for token in {*END_IDS, *p.stop_token_ids}:
             logits[token] = -math.inf
@@ -105,6 +115,8 @@ def test_the_distribution_is_the_references(
     row = row_of(values)
     before = row.clone()
     logits = expected_logits(values, params, prompt, [*output, *path])
+    if max(logits) == -math.inf:  # the row knows none of the tokens that may come: they are alike
+        logits = expected_logits([0.0] * VOCABULARY, params, prompt, [*output, *path])
     assert sampler.adjusted(row, path).tolist() == pytest.approx(logits)
     surely, perhaps = expected_support(logits, params)
     probabilities = sampler.probabilities(row, path)
@@ -210,7 +222,7 @@ def test_noise_of_a_token_does_not_depend_on_the_others(key: int, tokens: set[in
 
 @fixed
 @given(finite_somewhere, st.integers(0, 1000))
-def test_the_choice_stands_when_others_leave_the_support(values: list[float], seed: int) -> None:
+def test_the_choice_stays_when_others_leave_the_support(values: list[float], seed: int) -> None:
     """Narrowing the support around a choice cannot change it: its noise stays what it was."""
     row = row_of(values)
     wide = sampler_of(SamplingParams(), seed=seed)
@@ -223,7 +235,7 @@ def test_the_choice_stands_when_others_leave_the_support(values: list[float], se
 
 
 def units(made: list[tuple[int, ...]]) -> np.ndarray:
-    """[keys, 16]: the uniform numbers behind the Gumbel noise of 16 tokens."""
+    """[keys, 16]: the uniform numbers of the Gumbel noise of 16 tokens."""
     gumbel = torch.stack([noise.gumbel(noise.key(*parts), 16) for parts in made])
     return torch.exp(-torch.exp(-gumbel)).numpy()
 

@@ -104,7 +104,7 @@ def test_adding_a_chosen_child_again_keeps_one_node_and_the_higher_confidence() 
     assert len(tree) == 2 and tree.confidence[node] == 0.7
 
 
-def test_scouts_ride_along_and_are_never_accepted() -> None:
+def test_scouts_are_verified_and_never_accepted() -> None:
     tree = TokenTree(ROOT_TOKEN)
     scout = tree.add(0, 1, scout=True)
     assert tree.child(0, 1) is None and tree.children(0) == [] and tree.walk([1]) == [] and tree.drafted == 0
@@ -189,7 +189,7 @@ def test_pruning_breaks_ties_by_the_earlier_node(tree: TokenTree) -> None:
 @given(sampled_trees.filter(lambda tree: len(tree) > 1))
 def test_sampled_nodes_are_never_pruned(tree: TokenTree) -> None:
     assert tree.pruned(len(tree) - 1) is tree, "nothing to prune, nothing to refuse"
-    with pytest.raises(OptionError, match="pruned"):
+    with pytest.raises(DraftFault, match="pruned"):
         tree.pruned(len(tree) - 2)
 
 
@@ -202,6 +202,55 @@ def test_cutting_looks_at_depth_alone(tree: TokenTree, depth: int) -> None:
         twin = tree.walk(smaller.path_tokens(node))[-1] if node else 0
         assert smaller.draws[node] is tree.draws[twin]
     smaller.check(ROOT_TOKEN, VOCABULARY)
+
+
+@fixed
+@given(st.one_of(trees, sampled_trees), st.integers(0, 6), st.integers(0, 24))
+def test_both_limits_in_one_go_are_the_one_after_the_other(tree: TokenTree, depth: int, nodes: int) -> None:
+    cut = tree.cut(depth)
+    if tree.sampled and len(cut) - 1 > nodes:
+        with pytest.raises(DraftFault, match="sampled"):
+            tree.limited(depth, nodes)
+        return
+    both = tree.limited(depth, nodes)
+    after = cut if cut.sampled else cut.pruned(nodes)
+    assert (both.tokens, both.parents, both.confidence) == (after.tokens, after.parents, after.confidence)
+    assert both is tree or len(both) < len(tree), "a tree within its limits is not made again"
+    both.check(ROOT_TOKEN, VOCABULARY)
+
+
+@fixed
+@given(trees, st.lists(st.tuples(confidences, st.integers(0, 10_000), st.integers(0, 3)), max_size=12), st.data())
+def test_the_best_of_nodes_and_leaves_are_those_of_the_tree_that_has_all(
+    tree: TokenTree, choices: list[tuple[float, int, int]], data: st.DataObject
+) -> None:
+    leaves: dict[tuple[int, int], tuple[float, int, int]] = {}
+    for joint, place, token in choices:
+        if tree.child(place % len(tree), token) is None:
+            leaves.setdefault((place % len(tree), token), (joint, place % len(tree), token))
+    budget = data.draw(st.integers(0, len(tree) + len(leaves)))
+    before = list(tree.tokens)
+    best = tree.best_with(list(leaves.values()), budget, origin="leaf")
+    whole = TokenTree(ROOT_TOKEN)
+    whole.merge(tree)
+    for joint, parent, token in leaves.values():
+        whole.add(parent, token, origin="leaf", confidence=joint)
+    expected = whole.pruned(budget)
+    assert tree.tokens == before and best is not tree
+    for name in ("tokens", "parents", "confidence", "origins"):
+        assert getattr(best, name) == getattr(expected, name)
+    best.check(ROOT_TOKEN, VOCABULARY)
+
+
+@fixed
+@given(st.one_of(trees, sampled_trees))
+def test_a_copy_is_equal_and_its_own(tree: TokenTree) -> None:
+    twin = tree.copy()
+    assert (twin.tokens, twin.parents, twin.draws) == (tree.tokens, tree.parents, tree.draws)
+    size = len(tree)
+    tree.add(0, 7, confidence=0.5)
+    assert len(twin) == size
+    twin.check(ROOT_TOKEN, VOCABULARY)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -224,7 +273,7 @@ def test_one_bad_number_anywhere_is_found(tree: TokenTree, data: st.DataObject) 
         match = "outside the vocabulary"
     else:
         node = tree.add(parent, 0)
-        tree.confidence[node] = data.draw(st.sampled_from([float("nan"), -0.1, 1.1, float("inf")]))
+        tree._confidence[node] = data.draw(st.sampled_from([float("nan"), -0.1, 1.1, float("inf")]))
         match = "confidence"
     for _ in range(data.draw(st.integers(0, 3))):
         tree.add(data.draw(st.integers(0, len(tree) - 1)), 1)

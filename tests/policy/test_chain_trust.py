@@ -1,4 +1,4 @@
-"""`suffix` on the device asks for chains where they were worth it, and for plain rounds where they were in vain."""
+"""`suffix` on the device requests chains while they are accepted, and plain rounds while they are rejected."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from slipstream import SamplingParams
-from slipstream.drafters.chain_loop import ChainDraft, Trust
-from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.models.config import ModelConfig
-from slipstream.models.view import TargetView
-from slipstream.types import Stats
-from tests.laned import burst_on_cpu
+from slipstream.policy.trust import ChainCost, Trust
+from slipstream.types import Plan, Stats
+from tests.laned import burst_of, burst_on_cpu
 from tests.tiny import tiny_llm
 
 
@@ -24,7 +22,7 @@ def after(trust: Trust, stats: Stats, rounds: int, tokens: int) -> None:
     stats.emitted += tokens
 
 
-def test_a_burst_in_vain_asks_for_longer_matches_and_a_good_one_for_shorter() -> None:
+def test_a_rejected_burst_asks_for_longer_matches_and_a_good_one_for_shorter() -> None:
     trust, stats = Trust(), Stats(steps=5, emitted=9)
     assert trust.ask(2, stats, 2, 0.13)
     assert not trust.ask(1, stats, 2, 0.13)
@@ -68,15 +66,12 @@ def test_nothing_is_learnt_from_a_burst_that_another_text_asked_for() -> None:
 
 def test_a_burst_is_short_until_its_chains_have_proved_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = burst_on_cpu(tiny_llm(context=400, characters=True, speculate="suffix"), monkeypatch)
-    burst = llm.engine.burst
-    assert burst is not None
+    burst = burst_of(llm)
     launch, seen = burst.launch, []
 
-    def noted(sequences: Any, rounds: int) -> Any:
-        size = burst._size(sequences)
-        ventures = size.draft is not None and size.draft.rounds(sequences, 8) < 8
-        seen.append((size.lanes.nodes > 0, ventures, rounds))
-        return launch(sequences, rounds)
+    def noted(sequences: Any, plan: Plan, rounds: int) -> Any:
+        seen.append((plan.drafts, plan.rounds < 8, rounds))
+        return launch(sequences, plan, rounds)
 
     monkeypatch.setattr(burst, "launch", noted)
     llm.generate([[7, 8, 9] * 12], SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
@@ -97,21 +92,13 @@ def test_a_pass_over_more_rows_reads_more_experts_and_nothing_else() -> None:
     assert unread == pytest.approx([6, 4.5, 0], abs=1e-6)
 
 
-def test_chains_must_be_better_founded_where_their_rows_read_more_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny_llm(context=400, characters=True, speculate="suffix")
-    drafter = llm.engine.drafter
-    assert isinstance(drafter, SuffixDrafter)
-    sequence = llm._sequences(llm._request([7, 8, 9] * 4, SamplingParams()))[0]
+def test_chains_must_be_better_founded_where_their_rows_read_more_experts() -> None:
     trials = []
-    for config, lanes in ((DENSE, 1), (MIXED, 32), (MIXED, 1), (MIXED, 32)):  # the company of one text changes
-        monkeypatch.setattr(TargetView, "config", config)
-        draft = ChainDraft(drafter, 16, lanes)
-        for matched in range(1, 20):
-            monkeypatch.setattr(drafter, "matched", lambda sequence, matched=matched: matched)
-            if draft.expects([sequence]):
-                break
-        trials.append((matched, draft.rounds([sequence], 8)))
+    for config, lanes in ((DENSE, 1), (MIXED, 32), (MIXED, 1), (MIXED, 32)):  # the batch around a text changes
+        cost = ChainCost.of(config.weights_read(lanes), config.weights_read(17 * lanes))
+        trials.append((cost.least_match(1), cost.trial_rounds))
     assert trials == [(2, 4), (2, 4), (5, 1), (2, 4)]
+    assert ChainCost.of(1.0, 1.0).least_match(9) == 9, "the options' own limit holds"
 
 
 def test_a_burst_must_give_what_it_costs_more() -> None:

@@ -1,4 +1,4 @@
-"""The tokenizer itself: fingerprints, single tokens, text that is none, and a light import."""
+"""The tokenizer itself: fingerprints, single tokens, invalid text, and a light import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.errors import PromptError
 from slipstream.text import Tokenizer
 from tests.vocabularies import save_directory, train_byte_level
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_fingerprint_tells_vocabularies_apart(tmp_path: Path, byte_level: Tokenizer, spm: Tokenizer) -> None:

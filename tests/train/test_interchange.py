@@ -12,13 +12,14 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from slipstream import SamplingParams
-from slipstream.drafters import trained
 from slipstream.drafters.eagle3 import Eagle3Drafter
-from slipstream.drafters.learned import frame_of, make_head, settings_of
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head_drafter import frame_of, make_head, settings_of
+from slipstream.drafters.interchange import import_drafter
+from slipstream.drafters.interchange.foreign import Foreign, read_foreign, write_foreign
 from slipstream.errors import CorruptFile, DraftMismatch, ModelNotFound, OptionError, ShapeMismatch, UnsupportedModel
 from slipstream.models.view import TargetView
-from slipstream.train.foreign import Foreign, read_foreign, write_foreign
-from slipstream.train.interchange import export_drafter, import_drafter, load_for
+from slipstream.train.interchange.export import export_drafter, load_for
 from tests.foreign_heads import (
     HEAD_DIM,
     HEADS,
@@ -39,11 +40,11 @@ from tests.invoking import invoke
 from tests.tiny import tiny_llm
 
 
-def brought(place: Path) -> trained.Trained:
+def brought(place: Path) -> head_checkpoint.Trained:
     return import_drafter(read_foreign(place), target_view(), "tiny")
 
 
-def taken(checkpoint: trained.Trained) -> Foreign:
+def taken(checkpoint: head_checkpoint.Trained) -> Foreign:
     return export_drafter(checkpoint, Path("head"), "speculators", target_view())
 
 
@@ -62,7 +63,7 @@ class Reference:
         self.target = LlamaForCausalLM.from_pretrained(target_directory(), dtype=torch.float32).eval()
 
     def logits(self, text: list[int], path: list[int]) -> torch.Tensor:
-        """[draft tokens], behind the last token of `path`, which is below the last token of `text`."""
+        """[draft tokens], after the last token of `path`, which is below the last token of `text`."""
         states = self.target(torch.tensor([text]), output_hidden_states=True).hidden_states  # [k]: what layer k reads
         tapped = torch.cat([states[i][0] for i in self.ids], -1)
         if self.flags.get("norm_before_fc"):
@@ -131,9 +132,9 @@ def test_a_head_from_elsewhere_gives_every_node_the_logits_that_it_gives_there(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, weights, ids, flags = CASES[case]
-    trained.save(tmp_path / "head", brought(folder(config, weights)))
+    head_checkpoint.save(tmp_path / "head", brought(folder(config, weights)))
     llm = target_llm(f"eagle3:checkpoint={tmp_path / 'head'},depth=4,nodes=12,branch=3")
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, Eagle3Drafter)
     seen: list[tuple[list[int], list[int], torch.Tensor]] = []
     healthy = drafter._add_level
@@ -159,7 +160,7 @@ def test_a_head_from_elsewhere_gives_every_node_the_logits_that_it_gives_there(
 def test_speculators_to_ours_and_back_is_the_same_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     config = speculators_config(norm_before_fc=True)
     weights = eagle_weights(norm_before_fc=True, dtype=dtype)
-    trained.save(tmp_path / "ours", brought(folder(config, weights)))
+    head_checkpoint.save(tmp_path / "ours", brought(folder(config, weights)))
     write_foreign(tmp_path / "theirs", taken(load_for("speculators", tmp_path / "ours")))
     back = read_foreign(tmp_path / "theirs")
     assert back.weights.keys() == weights.keys()
@@ -190,14 +191,14 @@ def test_rows_in_another_order_are_sorted_with_their_tokens() -> None:
     assert torch.equal(one.vocab, other.vocab) and torch.equal(one.weights["rows"], other.weights["rows"])
 
 
-def own_head(view: TargetView, made: trained.Made) -> trained.Trained:
+def own_head(view: TargetView, made: head_checkpoint.Made) -> head_checkpoint.Trained:
     """A head of ours, which borrows the target's rows."""
     vocab = torch.arange(0, TOKENS, 2)
     settings = settings_of(Eagle3Drafter.settings_type(vocabulary=len(vocab), taps=(1, 3, 5)))
     torch.manual_seed(5)
     head = make_head(Eagle3Drafter, settings, frame_of(view, vocab))
     weights = {name: weight.detach() for name, weight in head.state_dict().items()}
-    return trained.Trained("eagle3", settings, made, vocab, weights)
+    return head_checkpoint.Trained("eagle3", settings, made, vocab, weights)
 
 
 def test_a_head_of_ours_drafts_the_same_after_a_journey(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_a_head_of_ours_drafts_the_same_after_a_journey(tmp_path: Path) -> None:
         assert torch.equal(back.weights[name], weight), name
     drafted = []
     for number, checkpoint in enumerate((ours, back)):
-        trained.save(tmp_path / str(number), checkpoint)
+        head_checkpoint.save(tmp_path / str(number), checkpoint)
         llm = target_llm(f"eagle3:checkpoint={tmp_path / str(number)}")
         (output,) = llm.generate([[7, 8, 9]], SamplingParams(temperature=1.0, seed=2, max_tokens=40, ignore_eos=True))
         drafted.append((output.token_ids, output.stats.drafted, output.stats.accepted_by_depth))
@@ -232,26 +233,26 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], type[Exception],
         speculators_config(),
         eagle_weights() | {"lm_head.weight": torch.zeros(61, 32)},
         ShapeMismatch,
-        r"lm_head.weight is \[61, 32\], and should be \[61, 64\]",
+        r"lm_head.weight is \[61, 32\], but should be \[61, 64\]",
     ),
     "bias": (
         speculators_config(),
         eagle_weights() | {"layers.0.self_attn.q_proj.bias": torch.zeros(96)},
         UnsupportedModel,
-        "do not compute: layers.0.self_attn.q_proj.bias",
+        "has unknown weights: layers.0.self_attn.q_proj.bias",
     ),
     "vocabulary": (
         speculators_config(transformer_layer_config=layer_config(vocab_size=98)),
         eagle_weights(),
         DraftMismatch,
-        "vocab_size 98, and the target 97",
+        "vocab_size 98, but this target has 97",
     ),
     "width": (original_config(hidden_size=128), eagle_weights(), DraftMismatch, "hidden_size 128"),
     "tokens": (
         speculators_config(),
         eagle_weights() | {"d2t": torch.full((61,), 90)},
         DraftMismatch,
-        "none of the target's 97",
+        "outside the target's 97",
     ),
     "mask": (speculators_config(), eagle_weights() | {"t2d": torch.ones(97) > 0}, CorruptFile, "d2t and t2d"),
     "twice": (speculators_config(), eagle_weights() | {"d2t": -torch.arange(61)}, CorruptFile, "a token twice"),
@@ -263,20 +264,20 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], type[Exception],
         original_config(rope_scaling={"rope_type": "linear", "factor": 2.0}),
         eagle_weights(),
         UnsupportedModel,
-        "scales its rotation otherwise",
+        "scales RoPE differently",
     ),
     "yarn": (original_config(rope_scaling={"rope_type": "yarn"}), eagle_weights(), UnsupportedModel, "'yarn'"),
     "taps": (
         speculators_config(eagle_aux_hidden_state_layer_ids=[2, 20, 37]),
         eagle_weights(),
         DraftMismatch,
-        r"reads layers \[2, 20, 37\] of its target, and this one has 6",
+        r"reads layers \[2, 20, 37\] of its target, but this one has 6",
     ),
     "embeddings": (
         speculators_config(),
         eagle_weights() | {"embed_tokens.weight": torch.ones(97, 64)},
         UnsupportedModel,
-        "embeddings of its own",
+        "has embeddings that differ",
     ),
     "types": (
         speculators_config(),
@@ -312,7 +313,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match=r"pytorch_model\.bin cannot be read"):
         read_foreign(tmp_path)
     torch.save([1, 2], tmp_path / "pytorch_model.bin")
-    with pytest.raises(CorruptFile, match="something else than named tensors"):
+    with pytest.raises(CorruptFile, match="does not hold named tensors"):
         read_foreign(tmp_path)
     place = folder({}, eagle_weights())
     (place / "config.json").write_text("{")
@@ -325,12 +326,12 @@ def test_a_head_that_others_cannot_hold_is_not_exported() -> None:
     place = random_head("eagle3")
     checkpoint = load_for("speculators", place)
     with pytest.raises(DraftMismatch, match="reads 2 layers"):
-        export_drafter(checkpoint, place, "speculators", llm.engine.drafter.target)
+        export_drafter(checkpoint, place, "speculators", llm.target)
     with pytest.raises(OptionError, match="this target is another"):
         export_drafter(checkpoint, place, "speculators", target_view())
     with pytest.raises(OptionError, match=r"unknown format 'gguf'.*speculators"):
         load_for("gguf", place)
-    with pytest.raises(OptionError, match="of kind 'eagle3', and vllm-medusa is for 'medusa'"):
+    with pytest.raises(OptionError, match="of kind 'eagle3', but vllm-medusa is for 'medusa'"):
         load_for("vllm-medusa", place)
 
 
@@ -348,7 +349,7 @@ def test_import_and_export_from_the_command_line(tmp_path: Path) -> None:
     done = invoke("run", "-m", model, "--speculate", f"eagle3:checkpoint={ours}", "--max-tokens", "8", "hello")
     assert done.exit_code == 0, done.output
     for line, message in (
-        (["export", ours, "--format", "speculators", "-o", theirs, "-m", model], "is there already"),
+        (["export", ours, "--format", "speculators", "-o", theirs, "-m", model], "exists"),
         (["export", ours, "--format", "onnx", "-o", f"{theirs}2", "-m", model], "unknown format 'onnx'"),
         (["import", f"{theirs}3", "-o", f"{ours}2", "-m", model], "is not a directory"),
     ):

@@ -1,4 +1,4 @@
-"""A distilled draft as a model of its own: it says what the draft says, in transformers and in our engine."""
+"""A distilled draft as a standalone model: the same output as the draft, in transformers and in our engine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import trained
-from slipstream.drafters.distilled import DistilledHead
-from slipstream.drafters.head import Head
+from slipstream.drafters.draft_model_distilled import DistilledHead
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head import Head
+from slipstream.drafters.interchange.foreign import write_foreign
 from slipstream.errors import CorruptFile, OptionError, PromptError, UnsupportedModel
 from slipstream.models import load
 from slipstream.text import Tokenizer
-from slipstream.train.foreign import write_foreign
-from slipstream.train.interchange import export_drafter, load_for
+from slipstream.train.interchange.export import export_drafter, load_for
 from tests.heads import made_for, random_head
 from tests.invoking import invoke
 from tests.lessons import new_head, saved
-from tests.test_families import build as family
+from tests.models.test_families import build as family
 from tests.tiny import tiny_directory, tiny_llm
 
 HOW = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -81,10 +81,10 @@ def test_an_end_that_only_the_tokenizers_files_know_goes_along(file: str, tmp_pa
     assert json.loads((place / "config.json").read_text())["eos_token_id"] == [96]
 
 
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(context=300, characters=True)
     place = a_head(llm, torch.arange(97))[1]
-    monkeypatch.setattr("slipstream.train.hf_render._SAMPLE", 5)  # no copy can be compared
+    monkeypatch.setattr("slipstream.models.formats.hf_render._SAMPLE", 5)  # no copy can be compared
     with pytest.raises(PromptError):
         exported(llm, place, tmp_path / "draft")
     assert list(tmp_path.iterdir()) == []
@@ -118,7 +118,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_is_refused(tmp_path: Path) -> Non
     view = made_for(tiny_llm(context=300, characters=True))[0]
     with pytest.raises(CorruptFile, match=r"draft_model: the weights do not fit the settings: stack\.norm"):
         export_drafter(broken, place, "hf-model", view)
-    with pytest.raises(OptionError, match="of kind 'draft_model', and speculators is for 'eagle3'"):
+    with pytest.raises(OptionError, match="of kind 'draft_model', but speculators is for 'eagle3'"):
         load_for("speculators", place)
 
 
@@ -133,8 +133,8 @@ def test_the_command_line_takes_a_directory_or_the_name_of_what_the_model_has(
     for given, message in (
         ("draft_model", "no draft_model drafter has been trained for this target"),
         ("drft_model", "drft_model holds no trained drafter"),
-        ("eagle3", "hf-model is for draft_model, and eagle3 has no such format"),
-        (str(random_head("eagle3")), "of kind 'eagle3', and hf-model is for 'draft_model'"),
+        ("eagle3", "hf-model is for draft_model; eagle3 has no such format"),
+        (str(random_head("eagle3")), "of kind 'eagle3', but hf-model is for 'draft_model'"),
         ("~no-such-user/draft", "'~no-such-user/draft' cannot be a path here"),
         ("x" * 300, "cannot be a path here: File name too long"),
     ):
@@ -142,8 +142,8 @@ def test_the_command_line_takes_a_directory_or_the_name_of_what_the_model_has(
         assert done.exit_code == 2 and message in done.stderr, done.output
     done = invoke("export", str(place), *order, str(tmp_path / "first"))
     assert done.exit_code == 0 and "draft_model as hf-model, 12 weights" in done.stdout, done.output
-    checkpoint = trained.load(place)
-    trained.save(trained.directory("draft_model", checkpoint.target.fingerprint), checkpoint)
+    checkpoint = head_checkpoint.load(place)
+    head_checkpoint.save(head_checkpoint.directory("draft_model", checkpoint.target.fingerprint), checkpoint)
     done = invoke("export", "draft_model", *order, str(tmp_path / "second"))
     assert done.exit_code == 0, done.output
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("first", "second")]

@@ -11,11 +11,12 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 
 from slipstream import SamplingParams
-from slipstream.drafters import trained
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.interchange import import_drafter
+from slipstream.drafters.interchange.foreign import Foreign, read_foreign, write_foreign
 from slipstream.drafters.medusa import MedusaDrafter
 from slipstream.errors import CorruptFile, DraftMismatch, OptionError, ShapeMismatch, UnsupportedModel
-from slipstream.train.foreign import Foreign, read_foreign, write_foreign
-from slipstream.train.interchange import export_drafter, import_drafter, load_for
+from slipstream.train.interchange.export import export_drafter, load_for
 from tests.foreign_heads import TOKENS, WIDTH, folder, medusa_weights, target_directory, target_llm, target_view
 from tests.heads import random_head
 from tests.invoking import invoke
@@ -24,11 +25,11 @@ from tests.tiny import tiny_llm
 PUBLISHED = {"medusa_num_heads": 3, "medusa_num_layers": 1, "base_model_name_or_path": "someone/tiny"}
 
 
-def brought(place: Path) -> trained.Trained:
+def brought(place: Path) -> head_checkpoint.Trained:
     return import_drafter(read_foreign(place), target_view(), "tiny")
 
 
-def taken(checkpoint: trained.Trained) -> Foreign:
+def taken(checkpoint: head_checkpoint.Trained) -> Foreign:
     return export_drafter(checkpoint, Path("heads"), "vllm-medusa", target_view())
 
 
@@ -48,9 +49,9 @@ def test_heads_from_elsewhere_give_the_logits_that_they_give_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = medusa_weights()
-    trained.save(tmp_path / "heads", brought(folder(PUBLISHED, weights, pickled="medusa_lm_head.pt")))
+    head_checkpoint.save(tmp_path / "heads", brought(folder(PUBLISHED, weights, pickled="medusa_lm_head.pt")))
     llm = target_llm(f"medusa:checkpoint={tmp_path / 'heads'},tree=dynamic")
-    drafter = llm.engine.drafter
+    drafter = llm.drafter
     assert isinstance(drafter, MedusaDrafter)
     seen: list[tuple[list[int], torch.Tensor]] = []
     healthy = drafter._offer
@@ -74,7 +75,7 @@ def test_heads_from_elsewhere_give_the_logits_that_they_give_there(
 
 def test_published_heads_reach_vllm_and_come_back_bit_for_bit(tmp_path: Path) -> None:
     weights = medusa_weights()
-    trained.save(tmp_path / "ours", brought(folder(PUBLISHED, weights)))
+    head_checkpoint.save(tmp_path / "ours", brought(folder(PUBLISHED, weights)))
     foreign = taken(load_for("vllm-medusa", tmp_path / "ours"))
     wanted = vllm_names(weights)
     assert foreign.weights.keys() == wanted.keys()
@@ -114,9 +115,9 @@ def test_what_cannot_be_held_is_refused_by_name() -> None:
         brought(folder(PUBLISHED, {name: weight for name, weight in weights.items() if name != "1.1.weight"}))
     with pytest.raises(CorruptFile, match="lacks some of its heads"):
         brought(folder(PUBLISHED, {name: weight for name, weight in weights.items() if not name.startswith("1.")}))
-    with pytest.raises(ShapeMismatch, match=r"0\.1\.weight is \[120, 64\], and should be \[97, 64\]"):
+    with pytest.raises(ShapeMismatch, match=r"0\.1\.weight is \[120, 64\], but should be \[97, 64\]"):
         brought(folder(PUBLISHED, medusa_weights(tokens=120)))
-    with pytest.raises(UnsupportedModel, match=r"do not compute: 0\.1\.bias"):
+    with pytest.raises(UnsupportedModel, match=r"has unknown weights: 0\.1\.bias"):
         brought(folder(PUBLISHED, weights | {"0.1.bias": torch.zeros(WIDTH)}))
     with pytest.raises(DraftMismatch, match="token_map names tokens twice"):
         brought(folder({}, vllm_names(medusa_weights(tokens=2)) | {"token_map": torch.tensor([4, 97])}))
@@ -125,12 +126,12 @@ def test_what_cannot_be_held_is_refused_by_name() -> None:
 def test_heads_with_a_second_matrix_are_not_exported() -> None:
     place, llm = random_head("medusa"), tiny_llm(context=300, characters=True)
     with pytest.raises(OptionError, match=r"second matrix.*own_rows=true"):
-        export_drafter(load_for("vllm-medusa", place), place, "vllm-medusa", llm.engine.drafter.target)
+        export_drafter(load_for("vllm-medusa", place), place, "vllm-medusa", llm.target)
 
 
 def test_heads_with_rows_of_their_own_begin_by_saying_what_the_target_says_and_can_be_exported(tmp_path: Path) -> None:
     place, model = random_head("medusa", own_rows=True, heads=2), tiny_llm(context=300, characters=True)
-    view = model.engine.drafter.target
+    view = model.target
     foreign = export_drafter(load_for("vllm-medusa", place), place, "vllm-medusa", view)
     assert torch.equal(foreign.weights["lm_heads.1.weight"], view.head_rows(foreign.weights["token_map"]))
     assert not foreign.weights["blocks.0.layers.0.weight"].any()

@@ -1,4 +1,4 @@
-"""A joint training: the new model and its drafter fit each other and nobody else, and everybody is told."""
+"""Joint training: the new model and its drafter fit each other alone, and it is labelled as another model."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import torch
 from safetensors.torch import load_file
 
 from slipstream import LLM, SamplingParams
-from slipstream.drafters import trained
-from slipstream.drafters.trained import Trained
+from slipstream.drafters.heads import head_checkpoint
+from slipstream.drafters.heads.head_checkpoint import Trained
 from slipstream.errors import OptionError, SlipstreamError
 from slipstream.models.decoder import Decoder
-from slipstream.models.hf import HFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
 from slipstream.train import run as run_module
 from slipstream.train.data import ChatData
-from slipstream.train.drift import drift
 from slipstream.train.finish import SMALLEST
-from slipstream.train.joint import JointSettings, split_settings, train_jointly
-from slipstream.train.joint_head import JointHead
-from slipstream.train.joint_model import TunedModel, updates_of
+from slipstream.train.joint.drift import drift
+from slipstream.train.joint.head import JointHead
+from slipstream.train.joint.merged_model import MergedCheckpoint
+from slipstream.train.joint.model import TunedModel, updates_of
+from slipstream.train.joint.run import JointSettings, split_settings, train_jointly
 from slipstream.train.lessons import Texts
-from slipstream.train.merged_model import MergedCheckpoint
-from slipstream.train.run import Order
-from slipstream.train.trainer import Trainer, Watch
+from slipstream.train.run import TrainJob
+from slipstream.train.trainer import ProgressSink, Trainer
 from tests.chats import order, target, tiny_llm, written
 from tests.invoking import invoke
 from tests.lessons import lesson_of, new_head
 
-QUIET = Watch()
+QUIET = ProgressSink()
 RANK = JointSettings(rank=4, farthest=0.5)
 COURSE = {"steps": 30, "evaluate": 15, "prompts": 8, "answer": 24}
 
@@ -53,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A finished joint training; not to be written to."""
     lines: list[str] = []
     asked = order("medusa", tmp_path_factory.mktemp("joint") / "drafter", COURSE)
-    return Outcome(*train_jointly(asked, RANK, Watch(lines.append)), lines)
+    return Outcome(*train_jointly(asked, RANK, ProgressSink(lines.append)), lines)
 
 
 def speculate(place: Path) -> dict[str, str]:
@@ -82,13 +82,13 @@ def test_the_checkpoint_is_for_the_new_model_alone(made: Outcome) -> None:
     with pytest.raises(OptionError, match="this target is another"):
         LLM(made.model, speculate=speculate(frozen))
     LLM(target(), speculate=speculate(frozen))
-    assert trained.load(made.out).target.fingerprint == LLM(made.model, speculate=None).model.fingerprint
+    assert head_checkpoint.load(made.out).target.fingerprint == LLM(made.model, speculate=None).model.fingerprint
 
 
-def test_everybody_is_told_that_it_is_another_model(made: Outcome) -> None:
+def test_it_is_reported_that_it_is_another_model(made: Outcome) -> None:
     assert made.lines[0].startswith("lossy: --joint changes the target") and "another model" in made.lines[0]
     facts = json.loads((made.model / "joint.json").read_text())["joint"]
-    assert facts == trained.load(made.out).provenance["joint"] == made.drafter.provenance["joint"]
+    assert facts == head_checkpoint.load(made.out).provenance["joint"] == made.drafter.provenance["joint"]
     assert facts["lossy"] is True and facts["settings"]["rank"] == 4
     assert facts["original"]["fingerprint"] == tiny_llm().model.fingerprint != facts["model"]["fingerprint"]
     told = [line for line in made.lines if line.startswith("lossy: drafter-model is another model than target")]
@@ -213,11 +213,11 @@ def test_an_interrupted_one_goes_on_as_if_nothing_had_happened(tmp_path: Path, m
         with pytest.raises(KeyboardInterrupt):
             train_jointly(asked, RANK, QUIET)
     assert not (tmp_path / "stopped-model").exists() and (tmp_path / "stopped-frozen" / "drafter.json").exists()
-    with pytest.raises(OptionError, match="joint rank=4, and now it is 5"):
+    with pytest.raises(OptionError, match="joint rank=4, but now it is 5"):
         train_jointly(asked, replace(RANK, rank=5), QUIET)
     lines: list[str] = []
-    train_jointly(asked, RANK, Watch(lines.append))
-    assert any("stopped-frozen has been trained already" in line for line in lines) and "going on at step 4" in lines
+    train_jointly(asked, RANK, ProgressSink(lines.append))
+    assert any("stopped-frozen has been trained already" in line for line in lines) and "continuing at step 4" in lines
     train_jointly(order("medusa", tmp_path / "whole", course), RANK, QUIET)
     for names in (("stopped-model", "whole-model"), ("stopped", "whole")):
         ours, theirs = (next((tmp_path / name).glob("*.safetensors")) for name in names)
@@ -230,7 +230,7 @@ def test_what_was_made_is_not_made_again(made: Outcome, tmp_path: Path) -> None:
     place = tmp_path / "drafter"
     for name in ("drafter", "drafter-frozen", "drafter-model"):
         shutil.copytree(made.out.with_name(name), tmp_path / name)
-    again = train_jointly(order("medusa", place, COURSE), RANK, Watch(lines.append))
+    again = train_jointly(order("medusa", place, COURSE), RANK, ProgressSink(lines.append))
     assert again[2].figures == made.drafter.figures and "trained already" in lines[-1]
     shutil.rmtree(tmp_path / "drafter-model")
     with pytest.raises(OptionError, match=r"was made for 'drafter-model', which is not at .*--restart"):
@@ -241,7 +241,7 @@ def test_it_starts_from_a_checkpoint_without_warming_up(made: Outcome, tmp_path:
     lines: list[str] = []
     start, asked = made.out.with_name("drafter-frozen"), order("medusa", tmp_path / "drafter", {"steps": 6})
     model, _, drafter = train_jointly(
-        replace(asked, init=str(start)), RANK, Watch(lines.append), tmp_path / "elsewhere"
+        replace(asked, init=str(start)), RANK, ProgressSink(lines.append), tmp_path / "elsewhere"
     )
     assert model == tmp_path / "elsewhere" and (model / "README.txt").exists()
     assert not (tmp_path / "drafter-frozen").exists() and drafter.provenance["training"]["steps"] == 6
@@ -251,22 +251,22 @@ def test_it_starts_from_a_checkpoint_without_warming_up(made: Outcome, tmp_path:
 
 
 def test_what_cannot_be_is_refused_before_any_work(tmp_path: Path) -> None:
-    def refused(words: str, asked: Order, model_out: Path | None = None) -> None:
+    def refused(words: str, asked: TrainJob, model_out: Path | None = None) -> None:
         with pytest.raises(OptionError, match=words):
             train_jointly(asked, RANK, QUIET, model_out)
         assert not list(tmp_path.glob("drafter*"))
 
     asked = order("medusa", tmp_path / "drafter")
-    refused("has to be told where", replace(asked, out=None))
-    refused("suffix does not learn", replace(asked, method="suffix"))
+    refused("needs a directory for it", replace(asked, out=None))
+    refused("suffix cannot be trained", replace(asked, method="suffix"))
     refused("draft_model reads nothing of the target", replace(asked, method="draft_model"))
     refused("cannot hold both the new model and the checkpoint", asked, tmp_path / "drafter")
     refused("cannot hold both the new model and the original", asked, target())
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
-    refused("is there, and no joint training made it", asked, tmp_path / "photos")
+    refused("exists and was not made by a joint training", asked, tmp_path / "photos")
     refused("cannot write", asked, tmp_path / "photos" / "cat.jpg" / "model")
-    refused("steps=1 is out of range", replace(asked, course=replace(asked.course, steps=1)))
+    refused("steps=1 is out of range", replace(asked, config=replace(asked.config, steps=1)))
 
 
 @pytest.mark.parametrize(
@@ -278,18 +278,20 @@ def test_settings_out_of_range_are_refused(setting: str) -> None:
         split_settings("medusa", {name: value})
 
 
-def test_a_model_that_cannot_be_told_from_the_original_is_not_written(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_distinguished_from_the_original_is_not_written(tmp_path: Path) -> None:
     asked = order("medusa", tmp_path / "drafter", {"rate": 1e-12})
-    with pytest.raises(SlipstreamError, match="too small to tell the new model from it"):
+    with pytest.raises(SlipstreamError, match="too small to distinguish the new model from it"):
         train_jointly(asked, RANK, QUIET)
     assert not (tmp_path / "drafter-model").exists() and not list(tmp_path.glob(".drafter-model*"))
 
 
 def test_weights_that_went_too_far_are_not_taken_however_well_they_draft(made: Outcome, tmp_path: Path) -> None:
     lines: list[str] = []
-    with pytest.raises(SlipstreamError, match=r"nothing better in 21 steps that is not farther away than 0\.001 nats"):
-        train_jointly(order("medusa", tmp_path / "drafter", COURSE), replace(RANK, farthest=1e-3), Watch(lines.append))
-    assert sum("too far to be taken" in line for line in lines) == 2, "all but the beginning"
+    with pytest.raises(SlipstreamError, match=r"nothing better in 21 steps within 0\.001 nats of the original"):
+        train_jointly(
+            order("medusa", tmp_path / "drafter", COURSE), replace(RANK, farthest=1e-3), ProgressSink(lines.append)
+        )
+    assert sum("too far, rejected" in line for line in lines) == 2, "all but the beginning"
     assert not (tmp_path / "drafter-model").exists()
     gone = made.drafter.provenance["joint"]  # the same course with more leave to go
     assert gone["drift"]["kl"] > 1e-3 and gone["tokens_per_step"]["model"] > gone["tokens_per_step"]["original"]
@@ -326,7 +328,7 @@ def test_the_command_says_what_it_made_and_how_to_use_it(tmp_path: Path) -> None
 
 def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
     cases = {
-        "has to be told where": ["--joint"],
+        "needs a directory for it": ["--joint"],
         "--model-out is for": ["--model-out", tmp_path / "x", "-o", tmp_path / "drafter"],
         "unknown option of drafter 'medusa': 'farthest'": ["-o", tmp_path / "drafter"],
         "rank='x' is not int": ["--joint", "--set", "rank=x", "-o", tmp_path / "drafter"],

@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 from slipstream.errors import OptionError, UnsupportedModel
 from slipstream.models.config import ModelConfig
 from slipstream.models.decoder import Decoder
-from slipstream.models.gguf_file import GGUFCheckpoint
-from slipstream.models.hf import HFCheckpoint
-from slipstream.models.loader import open_checkpoint
+from slipstream.models.formats.gguf_file import GGUFCheckpoint
+from slipstream.models.formats.hf import HFCheckpoint
+from slipstream.models.formats.hf_render import rendered_config, save_tokenizer
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.models.shapes import weight_names
 from slipstream.text import Tokenizer, tokenizer_from_gguf
-from slipstream.train import merged_model
-from slipstream.train.hf_render import rendered_config, save_tokenizer
-from slipstream.train.joint_model import TUNED, TunedModel, updates_of
-from slipstream.train.merged_model import MergedCheckpoint, require_writable, write_model
+from slipstream.train.joint import merged_model
+from slipstream.train.joint.merged_model import MergedCheckpoint, require_writable, write_model
+from slipstream.train.joint.model import TUNED, TunedModel, updates_of
 from slipstream.train.teacher import Teacher
 from tests.gguf_files import Q, write_dense
-from tests.test_families import SHAPE, build
-from tests.test_gguf_families import metadata_of, tensors_of, write
+from tests.models.test_families import SHAPE, build
+from tests.models.test_gguf_families import metadata_of, tensors_of, write
 from tests.vocabularies import CHATS, TEMPLATE, TEXTS, gguf_of_byte_level, gguf_of_spm, train_byte_level
 
 DENSE = [
@@ -186,5 +186,5 @@ def test_what_cannot_be_written_or_tuned_is_refused_by_name(tmp_path: Path) -> N
     build("mixtral", tmp_path)
     source = open_checkpoint(tmp_path)
     require_writable(source)
-    with pytest.raises(OptionError, match="has experts, and only dense layers can be tuned"):
+    with pytest.raises(OptionError, match="has experts, but only dense layers can be tuned"):
         TunedModel(source, torch.float32, "cpu", rank=2)

@@ -1,4 +1,4 @@
-"""What is read when: batches, held-out texts, the draft vocabulary, the rate of learning."""
+"""Batches, held-out texts, the draft vocabulary, the learning rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slipstream.errors import OptionError
-from slipstream.train.course import Course, rate
+from slipstream.train.config import TrainConfig, rate
 from slipstream.train.data import ChatData, ChatWriter
 from slipstream.train.lessons import Texts
 
@@ -92,11 +92,11 @@ def test_the_draft_vocabulary_is_what_the_answers_have_most_of(data: ChatData) -
 
 
 def test_the_rate_goes_up_in_a_line_and_down_along_a_cosine() -> None:
-    course = Course(steps=1000, rate=2.0)
-    rates = [rate(course, step, step / 1000) for step in range(1000)]
+    config = TrainConfig(steps=1000, rate=2.0)
+    rates = [rate(config, step, step / 1000) for step in range(1000)]
     assert rates[0] == pytest.approx(0.02) and rates[99] == pytest.approx(2.0, rel=0.03)
     assert rates[500] == pytest.approx(1.01, abs=0.01) and rates[-1] == pytest.approx(0.02, abs=1e-3)
     assert all(a >= b for a, b in pairwise(rates[100:]))
-    timed = Course(minutes=5, rate=2.0)
+    timed = TrainConfig(minutes=5, rate=2.0)
     assert [rate(timed, step, 0.0) for step in (0, 49, 300)] == pytest.approx([0.02, 1.0, 2.0])
     assert rate(timed, 300, 1.2) == pytest.approx(0.02)

@@ -1,4 +1,4 @@
-"""Loops are found where they are and only there; near-duplicates are known in bounded memory."""
+"""Loops are found exactly; near-duplicates are detected in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from slipstream.train.loops import BANDS, COPIES, LEAST_LOOP, Duplicates, loop_start, signature
+from slipstream.train.synth.loops import BANDS, COPIES, LEAST_LOOP, Duplicates, loop_start, signature
 
 
 def text(length: int, seed: int = 0, vocabulary: int = 5000) -> list[int]:

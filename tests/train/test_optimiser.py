@@ -1,4 +1,4 @@
-"""Matrices move along flattened momentum, everything else by AdamW, and all of it can be put aside and go on."""
+"""Muon for matrices, AdamW for everything else; the optimiser state can be saved and restored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from torch import nn
 
-from slipstream.drafters.head import Head, Lesson, Losses
+from slipstream.drafters.heads.head import Head, Lesson, Losses
 from slipstream.train.optimiser import Muon, Optimiser, flattened
 
 
 class _Little(Head):
-    """A map of states, a table, and a vector; the loss is told from outside."""
+    """A map of states, a table, and a vector; the loss is given."""
 
     tables = ("table",)
 

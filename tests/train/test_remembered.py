@@ -1,4 +1,4 @@
-"""What the target thought of a text, kept: the same lesson again, and the target is not asked."""
+"""The target's outputs on a text, cached: the same lesson again, without another pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.drafters.head import Lesson, Rows
+from slipstream.drafters.heads.head import Lesson, Rows
 from slipstream.train import run as run_module
 from slipstream.train.data import ChatData
 from slipstream.train.lessons import Page, Texts
 from slipstream.train.remembered import Remembered, fitting, remembered
 from slipstream.train.run import train
 from slipstream.train.teacher import Teacher, own_words
-from slipstream.train.trainer import Watch
+from slipstream.train.trainer import ProgressSink
 from tests.chats import VOCAB_SIZE, order, tiny_llm, written
 from tests.lessons import new_head
 
@@ -103,14 +103,14 @@ def test_a_training_learns_the_same_and_asks_about_each_text_once(
         return lesson(self, tokens, *rest)
 
     monkeypatch.setattr(Teacher, "lesson", counted)
-    _, without = train(order("draft_model", tmp_path / "without", course, settings=settings), Watch())
+    _, without = train(order("draft_model", tmp_path / "without", course, settings=settings), ProgressSink())
     read_without, read = read, 0
     monkeypatch.setattr(
         run_module,
         "remembered",
         lambda head, texts: Remembered(texts.answer_lengths, len(head.frame.vocab), head.frame.vocab, torch.float32),
     )
-    _, kept = train(order("draft_model", tmp_path / "kept", course, settings=settings), Watch())
+    _, kept = train(order("draft_model", tmp_path / "kept", course, settings=settings), ProgressSink())
     epochs = kept.provenance["training"]["epochs"]
     assert epochs >= 3 and read == len(Texts(ChatData(written()), 1024).training) < read_without / epochs + 1
     for name, weight in without.weights.items():
@@ -149,7 +149,7 @@ def test_there_is_a_memory_on_a_gpu_where_a_few_tokens_of_a_row_will_do(
     assert remembered(head, texts) is None, "on a CPU a training that was interrupted must end the same"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     frame = SimpleNamespace(vocab=_Elsewhere(VOCAB), rows=head.frame.rows)
-    found = remembered(SimpleNamespace(few_will_do=head.few_will_do, frame=frame), texts)  # type: ignore[arg-type]
+    found = remembered(SimpleNamespace(top_is_enough=head.top_is_enough, frame=frame), texts)  # type: ignore[arg-type]
     assert (found is not None) == kept
 
 

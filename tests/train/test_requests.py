@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.train.phrasebook import phrasebook, read
-from slipstream.train.requests import KINDS, Requests, own_words
+from slipstream.train.synth.phrasebook import phrasebook, read
+from slipstream.train.synth.requests import KINDS, Requests, own_words
 from tests.invoking import ROOT
 from tests.tongues import tokenizer
 
@@ -85,7 +85,7 @@ def test_braces_of_a_program_come_out_as_braces() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte level", "sentencepiece"])
-def test_own_words_are_single_tokens_behind_a_space(kind: str) -> None:
+def test_own_words_are_single_tokens_after_a_space(kind: str) -> None:
     assert {"jumps", "brown", "quick"} <= set(own_words(tokenizer(kind)))
 
 
@@ -114,10 +114,10 @@ def test_more_texts_than_there_are_come_again() -> None:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["Do it."], "above all sections: 'Do it.'"),
-        (["= kind"], "one weight, behind its name: '= kind'"),
-        (["= kind 2", "= kind 3"], "one weight, behind its name: '= kind 3'"),
-        (["+ thing", "a {b}", ": thing", "a"], "of one name: thing"),
+        (["Do it."], "before the first section: 'Do it.'"),
+        (["= kind"], "one weight, after its name: '= kind'"),
+        (["= kind 2", "= kind 3"], "one weight, after its name: '= kind 3'"),
+        (["+ thing", "a {b}", ": thing", "a"], "of the same name: thing"),
     ],
 )
 def test_a_file_of_phrases_that_means_nothing_is_refused(lines: list[str], why: str) -> None:
@@ -130,7 +130,7 @@ def test_other_files_beside_the_phrases_are_not_read(tmp_path: Path, monkeypatch
     folder.mkdir()
     for name, content in (("b.txt", b"Second."), ("a.txt", b"= kind 1\nFirst."), ("a.txt~", b"\xff"), ("x.swp", b"\0")):
         (folder / name).write_bytes(content)
-    monkeypatch.setattr("slipstream.train.phrasebook.files", lambda package: tmp_path)
+    monkeypatch.setattr("slipstream.train.synth.phrasebook.files", lambda package: tmp_path)
     assert phrasebook.__wrapped__().patterns == {"kind": ("First.", "Second.")}
 
 
@@ -148,16 +148,16 @@ def test_every_list_and_text_has_a_slot() -> None:
 def test_some_people_write_small_letters_and_all_others_begin_with_a_capital(monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern, begins in (("capital of {country}?", "c"), ("{animal} is here.", "A"), ("Do {task}.", "D")):
         book = replace(BOOK, patterns=dict.fromkeys(KINDS, (pattern,)), parts={"lead": ("Hi!",)})
-        monkeypatch.setattr("slipstream.train.requests.phrasebook", lambda book=book: book)
+        monkeypatch.setattr("slipstream.train.synth.requests.phrasebook", lambda book=book: book)
         assert {text.removeprefix("Hi! ")[0] for _, text in many(40)} == {begins}
 
 
 @pytest.mark.parametrize(("pattern", "joint"), [("Do it.", " "), ("Do this:\n```\nx\n```", "\n\n"), ("do it", "\n\n")])
-def test_how_to_answer_is_said_behind_a_sentence_or_in_a_line_of_its_own(
+def test_how_to_answer_is_said_after_a_sentence_or_in_a_line_of_its_own(
     pattern: str, joint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     book = replace(BOOK, patterns=dict.fromkeys(KINDS, (pattern,)))
-    monkeypatch.setattr("slipstream.train.requests.phrasebook", lambda: book)
+    monkeypatch.setattr("slipstream.train.synth.requests.phrasebook", lambda: book)
     said = [text.split(pattern, 1)[1] for _, text in many(60) if not text.endswith(pattern)]
     assert said and all(text.startswith(joint) and text.lstrip() in BOOK.words["ending"] for text in said)
 

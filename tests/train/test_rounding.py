@@ -1,4 +1,4 @@
-"""A training ends on weights as a file has them, which makes those of the file better."""
+"""A training ends with quantized weights, which improves those of the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.drafters.head import Head, Lesson, Losses
-from slipstream.drafters.stored import packed, rounded, unpacked
+from slipstream.drafters.heads.head import Head, Lesson, Losses
+from slipstream.drafters.heads.weight_codec import packed, rounded, unpacked
 from slipstream.train.run import learned_class, train
-from slipstream.train.trainer import Watch, as_stored
+from slipstream.train.trainer import ProgressSink, as_stored
 from tests.chats import order
 
 
@@ -76,7 +76,7 @@ def test_the_last_fifth_of_a_training_is_spent_on_rounded_weights(
     monkeypatch.setattr(kind, "losses", losses)
     settings = {"draft_model": {"layers": 1}, "eagle3": {"unroll": 2, "own_rows": True}, "medusa": {"heads": 2}}
     asked = order(method, tmp_path / "out", {"steps": 20, "evaluate": 20}, settings=settings[method])
-    train(asked, Watch())
+    train(asked, ProgressSink())
     assert there == back == [False] * 16 + [True] * 4
 
 

@@ -1,4 +1,4 @@
-"""`slipstream synth`: the target's own words, the same data however the work was cut up, and what is dropped."""
+"""`slipstream synth`: the target's own text, the same data with any batching and interruption, and what is dropped."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.bench.tune.prompts import Dialogue, question, read_dialogues
 from slipstream.errors import OptionError, PromptError
 from slipstream.models.config import ModelConfig
 from slipstream.noise import key
-from slipstream.train import conversation
-from slipstream.train.conversation import SOURCES, TEMPERATURES, TURN_TEMPERATURE, Author, Dropped, Made
 from slipstream.train.data import ChatData, ChatWriter
 from slipstream.train.data_files import ABOUT, CUT, FOLLOWED, INDEX
-from slipstream.train.openings import FOLLOW_UPS, KINDS, NAMES, joined
-from slipstream.train.scribe import Scribe
-from slipstream.train.synth import Status, Synthesis, find_room
-from slipstream.tuning.prompts import Dialogue, question, read_dialogues
+from slipstream.train.synth import conversation
+from slipstream.train.synth.conversation import SOURCES, TEMPERATURES, TURN_TEMPERATURE, Author, Dropped, Made
+from slipstream.train.synth.openings import FOLLOW_UPS, KINDS, NAMES, joined
+from slipstream.train.synth.scribe import Scribe
+from slipstream.train.synth.write import Status, Synthesis, find_room
 from slipstream.types import Completion, Output, Stats
 from tests.invoking import ROOT
 from tests.tiny import tiny_directory
@@ -123,7 +123,7 @@ def test_a_stop_string_still_ends_an_answer() -> None:
     assert (output.text, output.finish_reason) == (plain.text[:5], "stop")
 
 
-def test_closing_cancels_and_bad_requests_leave_nothing_behind() -> None:
+def test_closing_cancels_and_bad_requests_leave_nothing() -> None:
     llm = loaded()
     free = llm.cache.available
     answers = llm.answers(
@@ -151,7 +151,7 @@ def test_openings_are_many_and_varied() -> None:
 
 @pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("template", [SPECIAL, PLAIN, None], ids=["special", "text", "none"])
-def test_a_user_turn_is_written_behind_the_opening_and_then_asked(template: str | None) -> None:
+def test_a_user_turn_is_written_after_the_opening_and_then_asked(template: str | None) -> None:
     llm, number = loaded(template), 0
     assert llm.tokenizer is not None
     writer = author(llm)
@@ -321,7 +321,11 @@ def test_interrupted_work_goes_on_to_the_same_data(tmp_path: Path, whole: Path, 
 def test_killed_work_goes_on_to_the_same_data(tmp_path: Path, whole: Path) -> None:
     script = (
         "from pathlib import Path\nimport torch\ntorch.set_num_threads(1)\nfrom slipstream import LLM\n"
-        f"import tests.test_synth as t\nt.made(Path({str(tmp_path)!r}), LLM({str(model())!r}, speculate='none'), 30)\n"
+        "import time\nimport tests.train.test_synth as t\n"
+        "commit = t.ChatWriter.commit\n"
+        "def slowly(*args, **named):\n    commit(*args, **named)\n    time.sleep(1)\n"
+        "t.ChatWriter.commit = slowly  # so that the next shards are not there before it is killed\n"
+        f"t.made(Path({str(tmp_path)!r}), LLM({str(model())!r}, speculate='none'), 30)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:

@@ -1,4 +1,4 @@
-"""`slipstream synth` as a user calls it: what it says, what it refuses, and that it goes on."""
+"""`slipstream synth` as a user calls it: messages, refusals, and continuing."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ import pytest
 
 from slipstream.commands import synth as command
 from slipstream.errors import WriterFailed
+from slipstream.models.formats.resolve import open_checkpoint
 from slipstream.models.load import load_model
-from slipstream.models.loader import open_checkpoint
 from slipstream.train.data import ChatData
 from slipstream.train.data_files import INDEX
-from slipstream.train.phrasebook import phrasebook
-from slipstream.train.scribe import Written
-from slipstream.train.writers import Order, Writers
+from slipstream.train.synth.phrasebook import phrasebook
+from slipstream.train.synth.scribe import Written
+from slipstream.train.synth.writers import WriteJob, Writers
 from tests.invoking import ROOT, invoke
-from tests.test_synth import PLAIN, content, model
 from tests.tiny import tiny_directory
+from tests.train.test_synth import PLAIN, content, model
 
 
 def synth(folder: Path, *arguments: object, template: str | None = PLAIN) -> Any:
@@ -41,7 +41,7 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = tmp_path / "data"
     first = synth(folder, "-n", 6)
     assert first.exit_code == 0, first.output
-    assert "6 conversations: at most about 0.0 MiB and" in first.stderr and "tokens a second" in first.stderr
+    assert "6 conversations: at most about 0.0 MiB and" in first.stderr and "tokens per second" in first.stderr
     data = ChatData(folder)
     assert f"{folder}: {len(data):,} of 6 conversations, " in first.stdout
     target, _ = load_model(model(PLAIN), dtype="auto", device="cpu")
@@ -57,17 +57,17 @@ def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
         patch.setattr(command._Meter, "__call__", interrupt)
         stopped = synth(folder, "-n", 12)
     assert stopped.exit_code == 130
-    assert "6 of 12 conversations: going on" in stopped.stderr and "stopped: 6 of 12 are kept" in stopped.stderr
+    assert "6 of 12 conversations: continuing" in stopped.stderr and "stopped: 6 of 12 are kept" in stopped.stderr
     more = synth(folder, "-n", 12)
     assert more.exit_code == 0 and ChatData(folder).description["counts"]["items"] == 12
     again = synth(folder, "-n", 10)
     assert again.exit_code == 0 and "has its 12 conversations already" in again.stderr
     other = synth(folder, "-n", 12, "--seed", 5)
-    assert other.exit_code == 2 and "was made with seed=0, and now it is 5" in other.stderr
-    monkeypatch.setattr("slipstream.train.conversation.RECIPE", 2)
-    monkeypatch.setattr("slipstream.train.conversation.SOURCES", ("free",))
+    assert other.exit_code == 2 and "was made with seed=0, but now it is 5" in other.stderr
+    monkeypatch.setattr("slipstream.train.synth.conversation.RECIPE", 2)
+    monkeypatch.setattr("slipstream.train.synth.conversation.SOURCES", ("free",))
     older = synth(folder, "-n", 6)
-    assert older.exit_code == 2 and "was made with recipe=4, and now it is 2" in older.stderr, "not a list of sources"
+    assert older.exit_code == 2 and "was made with recipe=4, but now it is 2" in older.stderr, "not a list of sources"
     monkeypatch.undo()
     stranger = synth(folder, "-n", 12, template=None)
     assert stranger.exit_code == 0, "the weights and the tokens are the same"
@@ -82,12 +82,12 @@ def test_several_writers_make_the_data_of_one(tmp_path: Path) -> None:
     assert synth(tmp_path / "one", "-n", 40).exit_code == 0
     many = synth(tmp_path / "two", "-n", 40, "--writers", 2)
     assert many.exit_code == 0, many.output
-    assert "4 of 40 conversations: going on" in many.stderr and "16 conversations at once" in many.stderr
+    assert "4 of 40 conversations: continuing" in many.stderr and "16 conversations at once" in many.stderr
     one, two = content(tmp_path / "one"), content(tmp_path / "two")
     assert one == two and ChatData(tmp_path / "two").description["counts"]["items"] == 40
 
 
-def test_a_writer_that_is_gone_or_fails_is_told_and_what_is_there_stays(
+def test_a_writer_that_is_gone_or_fails_is_reported_and_what_is_there_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "data"
@@ -106,7 +106,7 @@ def test_a_writer_that_is_gone_or_fails_is_told_and_what_is_there_stays(
     kept = ChatData(folder).description["counts"]["items"]
     assert kept >= 256 and kept % 256 == 0
     assert synth(folder, "-n", kept + 3).exit_code == 0
-    order = Order({"model": str(tmp_path / "none"), "device": "cpu"}, {}, 1, 1)
+    order = WriteJob({"model": str(tmp_path / "none"), "device": "cpu"}, {}, 1, 1)
     with Writers(1, order) as writers, pytest.raises(WriterFailed, match=r"writer 1: .*none"):
         writers.ready()
     assert not writers._processes[0].is_alive()
@@ -177,11 +177,11 @@ def write(path: Path, content: str | bytes) -> Path:
         (["--prompts", "missing.txt"], "'{}/missing.txt' cannot be read: No such file"),
         (["-o", "one.txt"], "cannot write '{}/one.txt': File exists"),
         (["-o", "one.txt/data"], "cannot write '{}/one.txt/data': Not a directory"),
-        (["-o", "."], "'{}' is no data set and is left alone: it has 'empty.jsonl'"),
+        (["-o", "."], "'{}' is not a data set and is left alone: it has 'empty.jsonl'"),
         (["-m", "bare"], "has no tokenizer, so it cannot write"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(tmp_path: Path, arguments: list[object], message: str) -> None:
+def test_what_cannot_be_is_reported_in_one_line(tmp_path: Path, arguments: list[object], message: str) -> None:
     write(tmp_path / "empty.jsonl", "\n \n")
     write(tmp_path / "garbled.jsonl", b"\xff\xfe\x00")
     write(tmp_path / "none.jsonl", '{"answer": "x"}')

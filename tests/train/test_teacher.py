@@ -1,4 +1,4 @@
-"""The teacher: its dense pass over whole texts says what the paged engine says, for every kind of layer."""
+"""The teacher: its dense pass over whole texts agrees with the paged engine, for every kind of layer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from slipstream.attention import tree_segment
 from slipstream.cache import PagedCache
-from slipstream.drafters.head import Lesson
+from slipstream.drafters.heads.head import Lesson
 from slipstream.errors import OptionError
 from slipstream.models.load import load_model
 from slipstream.models.model import Model, PassOutput
 from slipstream.train import teacher as teacher_module
 from slipstream.train.teacher import Teacher
 from slipstream.tree import TokenTree
-from tests.test_families import SHAPE, STORE, build
+from tests.models.test_families import SHAPE, STORE, build
 from tests.tiny import tiny_llm
 
 VOCAB = torch.tensor([0, 3, 5, 8, 40, 41, 77, 100, 101, 150, 209, 210])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.drafters import trained
+from slipstream.drafters.heads import head_checkpoint
 from tests.chats import target, tiny_llm, written
 from tests.invoking import ROOT, invoke
 from tests.tiny import tiny_directory
@@ -30,7 +30,7 @@ def call(*arguments: object, method: str = "eagle3") -> Any:
 def test_a_drafter_is_trained_and_found_by_run(tmp_path: Path) -> None:
     result = call("--data", written())
     assert result.exit_code == 0, result.output
-    place = trained.directory("eagle3", tiny_llm().model.fingerprint)
+    place = head_checkpoint.directory("eagle3", tiny_llm().model.fingerprint)
     assert f"saved: {place}" in result.stdout and "a tree of 16 nodes" in result.stdout
     assert "step 4" in result.stderr and "tokens per step" in result.stderr
     assert "--speculate eagle3 " in result.stdout
@@ -44,7 +44,7 @@ def test_figures_as_json_go_to_stdout_alone(tmp_path: Path) -> None:
     result = call("--data", written(), "-o", tmp_path / "drafter", "--json", "--set", "unroll=2")
     figures = json.loads(result.stdout)
     assert figures["place"] == str(tmp_path / "drafter") and figures["tokens_per_step"] >= 1.0
-    assert trained.load(tmp_path / "drafter").settings["unroll"] == 2
+    assert head_checkpoint.load(tmp_path / "drafter").settings["unroll"] == 2
 
 
 def test_prompts_are_answered_first(tmp_path: Path) -> None:
@@ -53,14 +53,14 @@ def test_prompts_are_answered_first(tmp_path: Path) -> None:
     result = call("--prompts", prompts, "-o", tmp_path / "drafter", method="medusa")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "drafter-data" / "data.json").exists()
-    data = trained.load(tmp_path / "drafter").provenance["data"]
+    data = head_checkpoint.load(tmp_path / "drafter").provenance["data"]
     assert data["arguments"]["prompts"]["file"] == "asked.txt" and data["counts"]["items"] == 24
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method-is", "suffix"], ["suffix does not learn", "eagle3"]),
+        (["--method-is", "suffix"], ["suffix cannot be trained", "eagle3"]),
         (["--method-is", "eagel3"], ["unknown drafter 'eagel3'", "did you mean 'eagle3'"]),
         (["--set", "unroll"], ["--set 'unroll' is not NAME=VALUE"]),
         (["--set", "depth=3"], ["unknown option of drafter 'eagle3': 'depth'", "unroll"]),
@@ -84,7 +84,7 @@ def test_what_cannot_be_is_one_line_and_a_hint(arguments: list[str], words: list
         assert word in result.stderr
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     result = call("--data", written(), "-o", tmp_path / "file" / "drafter")
     assert result.exit_code == 2 and "cannot write" in result.stderr
@@ -123,7 +123,7 @@ def test_what_cannot_be_trained_is_refused_before_data_is_written(
     assert not (tmp_path / "out-data").exists()
 
 
-def test_a_place_of_somebody_else_is_refused_before_data_is_written(tmp_path: Path) -> None:
+def test_a_place_with_other_files_is_refused_before_data_is_written(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").touch()
     done = invoke("train", "eagle3", "-m", str(tiny_directory(characters=True)), "-o", str(tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""Training data on disk: what was written is read again, what is broken is refused, what is interrupted goes on."""
+"""Training data on disk: round trip, refusal of damaged files, continuing after an interrupt."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_an_error_keeps_what_was_committed_and_the_next_one_goes_on(tmp_path: Pa
         ({"vocab_size": 98}, "vocab_size=97"),
         ({"tokenizer": "u"}, "tokenizer='t'"),
         ({"sources": ["a"]}, "sources="),
-        ({"arguments": {"seed": 1}}, "seed=0, and now it is 1"),
+        ({"arguments": {"seed": 1}}, "seed=0, but now it is 1"),
         ({"arguments": {"seed": 0, "max_tokens": 5}}, "max_tokens=None"),
     ],
 )
@@ -148,7 +148,7 @@ def test_what_is_no_data_set_is_left_alone(tmp_path: Path) -> None:
         ({"shards": [{"chats": "2", "tokens": 6}]}, "no valid 'shards'"),
         ({"shards": [{"chats": 2, "tokens": 6}] * 2}, "tokens-00001.bin' has 92 bytes, expected 12"),
         ({"shards": []}, "names no chats"),
-        ({"vocab_size": 50}, "tokens-00000.bin' is garbled: there is no token 96"),
+        ({"vocab_size": 50}, "tokens-00000.bin' is corrupt: there is no token 96"),
     ],
 )
 def test_a_broken_description_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -173,7 +173,7 @@ def test_an_index_that_cannot_be_is_refused(tmp_path: Path, field: str, value: i
     index = np.fromfile(path, INDEX)
     index[field][0] = value
     index.tofile(path)
-    with pytest.raises(CorruptFile, match=r"index-00000.bin' is garbled"):
+    with pytest.raises(CorruptFile, match=r"index-00000.bin' is corrupt"):
         ChatData(tmp_path)
 
 

@@ -1,7 +1,7 @@
 """`block` on chains: lossless, by chi-square of whole answers and exactly; and never fewer tokens than `rejection`.
 
 Every seed is fixed, so a case passes always or never. Were the seeds drawn afresh, a right verifier would fail one of
-the 5 chi-squares (p > 1e-4 each) once in 2,000 runs. `tests/test_verify_path_faults.py` plants the faults.
+the 5 chi-squares (p > 1e-4 each) once in 2,000 runs. `tests/verify/test_verify_path_faults.py` plants the faults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from slipstream import noise
 from slipstream.tree import Draw, TokenTree
 from slipstream.verify import Block, Match, Rejection, Traversal
-from slipstream.verify.traversal import after_fall, share
+from slipstream.verify.traversal import after_rejection, share
 from tests.outcomes import (
     Numbered,
     all_trees,
@@ -41,6 +41,8 @@ from tests.tables import (
     p_value,
     target_tables,
 )
+
+pytestmark = pytest.mark.slow
 
 PASSES = 1e-4
 CHAIN = levels(1, 1, 1)
@@ -114,8 +116,8 @@ def test_never_fewer_tokens_than_rejection(target: Tables, drafts: Tables) -> No
 
 @few
 @given(small_tables(3), small_tables(2))
-def test_every_prefix_stands_with_its_weight(target: Tables, drafts: Tables) -> None:
-    """Whatever follows a prefix: its weight is what it stands with on the average over that."""
+def test_every_prefix_is_accepted_with_its_weight(target: Tables, drafts: Tables) -> None:
+    """Whatever follows a prefix: its weight is its probability of acceptance, averaged over that."""
     drawn: dict[Prefix, float] = defaultdict(float)
     stood: dict[Prefix, float] = defaultdict(float)
     for likely, tree in all_trees(drafts, CHAIN):
@@ -142,7 +144,7 @@ def test_more_tokens_than_rejection_where_drafts_are_neither_right_nor_wrong() -
     assert ours == pytest.approx(5 / 6 + 3 / 4)
 
 
-def test_the_target_as_its_own_draft_stands_whole() -> None:
+def test_the_target_as_its_own_draft_is_accepted_whole() -> None:
     target = target_tables(1300)
     decode(
         Block(), target, TableDrafter(target, depth=3), 70_000_000, samples=1_000,
@@ -188,11 +190,11 @@ def test_shares(owed: float, q: float, weight: float) -> None:
 
 def test_what_is_left_never_divides_by_nothing() -> None:
     p = distribution(1, 2, 1)
-    owed, weight = after_fall(p, 1.0, p)  # equal: the child cannot fall but by rounding
+    owed, weight = after_rejection(p, 1.0, p)  # equal: the child cannot fall but by rounding
     assert weight == 1.0 and torch.equal(owed, p)
-    owed, weight = after_fall(0.5 * p, 0.5, p)  # the child could have paid all: the node cannot stand any more
+    owed, weight = after_rejection(0.5 * p, 0.5, p)  # the child could have paid all: the node can no longer be accepted
     assert weight == 0.0 and not owed.any()
-    owed, weight = after_fall(p, 1.0, p + torch.tensor([0.0, 0.0, -1e-17 + 1e-16]).double())
+    owed, weight = after_rejection(p, 1.0, p + torch.tensor([0.0, 0.0, -1e-17 + 1e-16]).double())
     assert weight == 1.0 and bool(torch.isfinite(owed).all())
 
 
@@ -231,7 +233,7 @@ def test_what_has_no_probability_is_never_said(
         assert list(said[:-1]) == [tree.tokens[node] for node in verdict.nodes]
 
 
-def test_nothing_is_asked_for_below_what_cannot_stand() -> None:
+def test_nothing_is_requested_below_what_cannot_be_accepted() -> None:
     target = {(): distribution(0, 1), (0,): distribution(1, 1), (0, 0): distribution(1, 1)}
     tree = TokenTree.chain(1, [0, 0])
     asked = Numbered(target, tree)

@@ -2,7 +2,7 @@
 
 Faults of arithmetic are judged exactly: the right code says what the target would, to the last bits, and a faulty one
 is far off somewhere. Faults of randomness are judged by chi-square, with the seeds and the bounds
-of `tests/test_verify_mutations.py`.
+of `tests/verify/test_verify_mutations.py`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tests.tables import (
     p_value,
     target_tables,
 )
-from tests.test_verify_block import branches_after_a_zero
-from tests.test_verify_mutations import FAILS, PASSES, OtherTemperature, PrunedByToken, SoftmaxForChosen
+from tests.verify.test_verify_block import branches_after_a_zero
+from tests.verify.test_verify_mutations import FAILS, PASSES, OtherTemperature, PrunedByToken, SoftmaxForChosen
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -117,20 +117,20 @@ honest_families = traversal.families
 
 FAULTS: dict[str, tuple[type[Verifier], str, Callable[..., object], Shape]] = {
     "block: a weight above 1": (Block, "share", lambda owed, q: owed / q, CHAIN),
-    "block: h without 1 - w": (Block, "after_fall", without_the_chance_to_fall, CHAIN),
-    "block: h is the weight": (Block, "after_fall", with_the_weight_as_it_was, CHAIN),
-    "block: residual without w": (Block, "after_fall", with_the_residual_of_one_token, CHAIN),
-    "block: own token from p": (Block, "after_fall", with_nothing_taken_away, CHAIN),
+    "block: h without 1 - w": (Block, "after_rejection", without_the_chance_to_fall, CHAIN),
+    "block: h is the weight": (Block, "after_rejection", with_the_weight_as_it_was, CHAIN),
+    "block: residual without w": (Block, "after_rejection", with_the_residual_of_one_token, CHAIN),
+    "block: own token from p": (Block, "after_rejection", with_nothing_taken_away, CHAIN),
     "block: the first loser ends the path": (Block, "wins", stopping_at_the_first_loser, CHAIN),
     "traversal: a weight above 1": (Traversal, "share", lambda owed, q: owed / q, TREE),
-    "traversal: no residual for siblings": (Traversal, "after_fall", with_nothing_taken_away, TREE),
-    "traversal: weight not updated": (Traversal, "after_fall", with_the_weight_as_it_was, TREE),
+    "traversal: no residual for siblings": (Traversal, "after_rejection", with_nothing_taken_away, TREE),
+    "traversal: weight not updated": (Traversal, "after_rejection", with_the_weight_as_it_was, TREE),
     "traversal: weight not updated, siblings in scale": (
-        Traversal, "after_fall", with_siblings_scaled_to_the_weight_as_it_was, TREE,
+        Traversal, "after_rejection", with_siblings_scaled_to_the_weight_as_it_was, TREE,
     ),
-    "traversal: a fall changes nothing": (Traversal, "after_fall", with_nothing_changed, TREE),
-    "traversal: weight without the chance to fall": (Traversal, "after_fall", without_the_chance_to_fall, TREE),
-    "traversal: residual without w": (Traversal, "after_fall", with_the_residual_of_one_token, TREE),
+    "traversal: a fall changes nothing": (Traversal, "after_rejection", with_nothing_changed, TREE),
+    "traversal: weight without the chance to fall": (Traversal, "after_rejection", without_the_chance_to_fall, TREE),
+    "traversal: residual without w": (Traversal, "after_rejection", with_the_residual_of_one_token, TREE),
     "traversal: q keeps the token that was drawn": (Traversal, "without", lambda q, token: q, TREE),
     "traversal: siblings not in the order they were drawn": (Traversal, "families", in_reverse, TREE),
 }  # fmt: skip

@@ -33,6 +33,8 @@ from tests.tables import (
     target_tables,
 )
 
+pytestmark = pytest.mark.slow
+
 PASSES = 1e-4
 ENOUGH = 20_000  # answers of a case
 
@@ -82,7 +84,7 @@ def test_rejection_of_chosen_nodes_is_lossless(shape: str, quality: str) -> None
 
 @pytest.mark.parametrize(("quality", "seed"), [("good", 1), ("bad", 2), ("equal", 3)])
 def test_rejection_accepts_as_often_as_it_can(quality: str, seed: int) -> None:
-    """Refusing everything is lossless too, so count: a first node must stand with the mass that p and q share."""
+    """Rejecting everything is lossless too, so count: a first node is accepted with the mass that p and q share."""
     target = target_tables(500 + seed)
     drafts = draft_tables(target, quality, 600 + seed)
     accepted = []

@@ -1,7 +1,7 @@
 """`traversal` on trees: lossless, by chi-square of whole answers and exactly; and how many tokens it keeps.
 
 Every seed is fixed, so a case passes always or never. Were the seeds drawn afresh, a right verifier would fail one of
-the 5 chi-squares (p > 1e-4 each) once in 2,000 runs. `tests/test_verify_path_faults.py` plants the faults.
+the 5 chi-squares (p > 1e-4 each) once in 2,000 runs. `tests/verify/test_verify_path_faults.py` plants the faults.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from tests.tables import (
     p_value,
     target_tables,
 )
+
+pytestmark = pytest.mark.slow
 
 PASSES = 1e-4
 few = settings(derandomize=True, deadline=None, max_examples=10)
@@ -109,7 +111,7 @@ def test_a_step_says_exactly_what_the_target_would(shape: str) -> None:
     holds()
 
 
-def test_a_scout_never_stands() -> None:
+def test_a_scout_is_never_accepted() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, scout=True)
     drafted = tree.add(0, 2)
@@ -153,14 +155,14 @@ def test_a_tree_on_which_rejection_keeps_more() -> None:
 
 @few
 @given(small_tables(2), small_tables(1))
-def test_chosen_nodes_stand_as_often_as_the_target_says_them(target: Tables, drafts: Tables) -> None:
+def test_chosen_nodes_are_accepted_as_often_as_the_target_says_them(target: Tables, drafts: Tables) -> None:
     """No rule can do better with guesses, and `rejection` does as well."""
     shape = levels(2, 2, chosen=True)
     ours, theirs = (mean_accepted(verifier, target, drafts, shape) for verifier in (Traversal(), Rejection()))
     assert ours == pytest.approx(theirs, abs=1e-12)
 
 
-def test_the_target_as_its_own_draft_stands_to_a_leaf() -> None:
+def test_the_target_as_its_own_draft_is_accepted_to_a_leaf() -> None:
     target = target_tables(2500)
     drafter = TableDrafter(target, depth=3, branch=2, nodes=14)
 
@@ -188,7 +190,7 @@ def test_greedy_is_match(chosen: bool) -> None:
     assert max(len(nodes) for nodes, _ in kept["match"]) == 3
 
 
-def test_nothing_is_asked_for_below_what_cannot_stand() -> None:
+def test_nothing_is_requested_below_what_cannot_be_accepted() -> None:
     """Neither below a token of no probability, nor after a leaf that falls."""
     target = {(): distribution(0, 1, 0), (1,): distribution(0, 0, 1), (1, 2): distribution(1, 0, 0)}
     tree = TokenTree(0)

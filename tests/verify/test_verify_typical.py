@@ -46,7 +46,7 @@ def test_thresholds() -> None:
 
 
 def kept_paths(tree: TokenTree, tables: Tables) -> list[list[int]]:
-    """Every path of nodes of which each is typical, by the words of the paper."""
+    """Every path of nodes of which each is typical, by the definition of the paper."""
     paths = []
     for node in range(len(tree)):
         path = tree.path(node)
@@ -85,7 +85,7 @@ def joint(path: Prefix, target: Tables) -> float:
     return float(np.prod([float(target[path[:i]][token]) for i, token in enumerate(path)]))
 
 
-def test_a_scout_never_stands_and_nothing_is_asked_for_in_vain() -> None:
+def test_a_scout_is_never_accepted_and_nothing_is_requested_needlessly() -> None:
     target = {(): distribution(50, 49, 1), (0,): distribution(1, 1, 1), (1,): distribution(1, 1, 1)}
     tree = TokenTree(0)
     tree.add(tree.add(0, 2), 0)  # too unlikely, with a child
@@ -117,7 +117,7 @@ def test_the_label_is_deserved() -> None:
 
 
 def test_what_it_adds_itself_is_drawn_from_the_target() -> None:
-    """Also after drafts that did not stand. One test of fit at fixed seeds (p > 1e-4)."""
+    """Also after rejected drafts. One test of fit at fixed seeds (p > 1e-4)."""
     p = distribution(6, 3, 0, 0.5, 0.5)
     tree = TokenTree(0)
     tree.add(0, 3)
@@ -160,7 +160,7 @@ def test_an_llm_warns_once_and_its_answers_carry_the_label(heard: list[str]) -> 
         output = llm.generate([[1, 2, 3, 1, 2]], SamplingParams(max_tokens=12, seed=1))[0]
         assert output.stats.lossy
     llm.use("ngram")
-    assert heard == ["verifier 'typical' is lossy: answers may leave the model's own distribution"]
+    assert heard == ["verifier 'typical' is lossy: outputs may differ from the model's own distribution"]
 
 
 @pytest.mark.parametrize("verifier", ["match", "rejection", "block", "traversal"])

@@ -1,16 +1,16 @@
-"""How often a draft by some of the layers is the token that the whole model says.
+"""How often a draft by some of the layers is the whole model's token.
 
-What is measured is what a draft sees at its first level: K/V of everything before the root are the whole model's, and
-the root alone runs through the chosen layers. One pass asks this at many roots of a text at once. The whole model has
-written the rows of the text; behind them, as open rows that do not see each other, lie the same tokens again:
+Measured at the first level of a draft: K/V of everything before the root are the whole model's, and only the root runs
+through the chosen layers. One pass measures many roots of a text at once. The whole model has written the rows of the
+text; after them come the same tokens again, as rows that do not attend to each other:
 
     slots    prompt    answer          the same tokens again
              p p p p   a0 a1 a2 a3     a0 a1 a2
-                                       |  |  `- sees p, a0 a1 and itself; says what follows a2
-                                       |  `---- sees p, a0 and itself
-                                       `------- sees p and itself
+                                       |  |  `- attends to p, a0 a1 and itself; predicts what follows a2
+                                       |  `---- attends to p, a0 and itself
+                                       `------- attends to p and itself
 
-The rows of the text are written once and never again, so any number of subsets can be asked about.
+The rows of the text are written once, so any number of subsets can be measured.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from slipstream.cache import PAGE_SIZE, PageTable
 from slipstream.errors import PromptError
 from slipstream.models.view import TargetView
 
-LONGEST_ANSWER = PAGE_SIZE + 1  # tokens: a block of attention then never spans more keys than an exact product may have
+LONGEST_ANSWER = PAGE_SIZE + 1  # tokens: an attention block then never has more keys than an exact GEMM may have
 POSITIONS = 512  # roots in all
 ROWS = 256  # of one pass
-PART = 4  # a rough look is at one root in so many
+PART = 4  # a rough measurement uses one root in so many
 
 Booleans = npt.NDArray[np.bool_]
 
@@ -45,7 +45,7 @@ class Text:
 
 @dataclass(frozen=True)
 class _Open:
-    """A text whose rows lie in the cache, but for the last token, behind which nothing is known."""
+    """A text whose rows are in the cache, except for the last token."""
 
     text: Text
     table: PageTable
@@ -59,7 +59,7 @@ class _Open:
 
 
 class Agreement:
-    """The agreement of any subset of layers on a number of texts. Holds pages of the cache until it is left."""
+    """The agreement of any subset of layers on a number of texts. Holds pages of the cache; a context manager."""
 
     def __init__(self, target: TargetView, texts: Sequence[Text]) -> None:
         self._target = target
@@ -72,7 +72,7 @@ class Agreement:
             raise PromptError("no answer is long enough to measure drafts on", hint="give other prompts")
 
     def _open(self, text: Text, most: int) -> None:
-        """Write the rows of a text, if the cache has room for it."""
+        """Write the rows of a text, if the cache has room."""
         cache, every = self._target.cache, range(self._target.config.layers)
         tokens = (text.prompt + text.answer)[:-1]
         available = len(text.answer) - 1
@@ -96,25 +96,25 @@ class Agreement:
 
     @property
     def texts(self) -> int:
-        """How many texts are in use."""
+        """Number of texts in use."""
         return len(self._opened)
 
     @property
     def positions(self) -> int:
-        """How many drafts are compared."""
+        """Number of drafts compared."""
         return sum(len(opened.roots) for opened in self._opened)
 
     def __call__(self, layers: Sequence[int], *, rough: bool = False) -> float:
-        """The share of drafts that the whole model agrees with."""
+        """The share of drafts that agree with the whole model."""
         found = np.concatenate(self.by_root(layers, rough=rough))
         return float(found.mean())
 
     def by_root(self, layers: Sequence[int], *, rough: bool = False) -> list[Booleans]:
-        """Whether the drafts behind the roots of each text are right, text after text."""
-        asked = [(opened, opened.roots[:: PART if rough else 1]) for opened in self._opened]
+        """Whether the drafts after the roots of each text are right, text after text."""
+        queries = [(opened, opened.roots[:: PART if rough else 1]) for opened in self._opened]
         right = []
         with torch.inference_mode():
-            for group in _passes(asked):
+            for group in _passes(queries):
                 segments = [opened.segment(roots) for opened, roots in group]
                 drafted = self._target.run(segments, layers).logits.argmax(dim=1).cpu().numpy()
                 said = [opened.text.answer[root + 1] for opened, roots in group for root in roots]
@@ -123,13 +123,13 @@ class Agreement:
         return right
 
 
-Asked = tuple[_Open, npt.NDArray[np.int64]]
+Query = tuple[_Open, npt.NDArray[np.int64]]
 
 
-def _passes(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
+def _passes(queries: Sequence[Query]) -> Iterator[list[Query]]:
     """Texts in groups whose rows fit into one pass."""
-    group: list[Asked] = []
-    for opened, roots in asked:
+    group: list[Query] = []
+    for opened, roots in queries:
         if group and sum(len(known) for _, known in group) + len(roots) > ROWS:
             yield group
             group = []

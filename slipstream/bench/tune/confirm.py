@@ -1,7 +1,7 @@
-"""What a drafter really gains: the same prompts, plain and drafted, in turns, in one process.
+"""Measured speed-up of a drafter: the same prompts, plain and drafted, alternating in one process.
 
-Other programs come and go, and a step that they disturb can take many times as long. So the time of a step is the
-median over all steps of a drafter, and drafters take turns at every prompt.
+Other programs come and go, and a disturbed step can take many times as long. So the time of a step is the median over
+all steps of a drafter, and the drafters alternate at every prompt.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from slipstream.bench.tune.costs import Clock
 from slipstream.llm import LLM
-from slipstream.tuning.costs import Clock
 from slipstream.types import SamplingParams
 
 ROUNDS = 2
@@ -20,18 +20,18 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """One drafter against plain decoding; the time to the first token is not counted."""
+    """One drafter against plain decoding, without the time to the first token."""
 
     speedup: float
     tokens_per_step: float
     tokens_per_second: float
     plain_tokens_per_second: float
     tokens: int
-    identical: bool  # to what plain decoding says, token by token
+    identical: bool  # to plain decoding, token by token
 
     @property
     def disturbed(self) -> bool:
-        """Whether it cannot be true: a step that verifies drafts takes no less time than a plain one."""
+        """Whether it is impossible: a step that verifies drafts is not faster than a plain one."""
         return self.speedup > self.tokens_per_step
 
 
@@ -39,7 +39,7 @@ class Measured:
 class _Runs:
     """All answers of one drafter."""
 
-    steps: list[float] = field(default_factory=list)  # seconds of each, the first one of an answer left out
+    steps: list[float] = field(default_factory=list)  # seconds of each, without the first step of an answer
     tokens: int = 0  # of those steps
     answers: list[list[int]] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ def confirm(
 ) -> list[Measured]:
     """Each drafter's speed on the prompts, one answer at a time; the LLM decodes plainly afterwards.
 
-    `expired` is asked between rounds: a machine may be slower now than it was when the time was planned.
+    `expired` is checked between rounds: the machine may be slower now than when the time was planned.
     """
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
     plain, drafted = _Runs(), [_Runs() for _ in drafters]

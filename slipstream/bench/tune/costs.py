@@ -1,4 +1,4 @@
-"""What passes cost here, and what a chain of drafts is worth at that price."""
+"""The cost of passes on this machine, and the gain of a chain at that cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slipstream.attention import Segment
 from slipstream.cache import PageTable
 from slipstream.models.view import TargetView
 
-DEEPEST = 8  # levels of a chain that are considered
+DEEPEST = 8  # longest chain considered
 _ROUNDS = 7
 
 Clock = Callable[[], float]
@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What drafting would gain: plain decoding is 1."""
+    """Estimated speed-up: plain decoding is 1."""
 
     speedup: float
     depth: int
@@ -30,7 +30,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds. `verify[n]`: a pass of n + 1 rows through all layers; `head`: one of a lone row through none."""
+    """Seconds. `verify[n]`: a pass of n + 1 rows through all layers; `head`: one row through no layer."""
 
     layers: int
     verify: tuple[float, ...]
@@ -42,25 +42,25 @@ class Costs:
         return self.verify[0]
 
     def draft(self, layers: int) -> float:
-        """A pass of one row through so many layers, if all of them cost the same."""
+        """A pass of one row through so many layers, assuming that all cost the same."""
         return self.head + layers * max(0.0, self.plain - self.head) / self.layers
 
     def estimate(self, agreement: float, layers: int) -> Estimate:
-        """The chain that pays best if every draft were right as often as the first one."""
+        """The best chain, assuming that every draft is right as often as the first one."""
         return max(
             (Estimate(self._speedup(agreement, layers, depth), depth) for depth in range(1, len(self.verify))),
             key=lambda estimate: estimate.speedup,
         )
 
     def _speedup(self, agreement: float, layers: int, depth: int) -> float:
-        tokens = sum(agreement**level for level in range(depth + 1))  # of a step, the model's own among them
+        tokens = sum(agreement**level for level in range(depth + 1))  # per step, including the model's own
         return tokens * self.plain / (self.verify[depth] + depth * self.draft(layers))
 
 
 def measure_costs(target: TargetView, tokens: Sequence[int], context: int, clock: Clock = time.perf_counter) -> Costs:
-    """Medians over passes that take turns, behind `context` rows of whatever the cache holds there.
+    """Medians over alternating passes after `context` rows of any content.
 
-    `tokens` are real ones: those of a mixture of experts go different ways.
+    `tokens` are real ones: in a mixture of experts they are routed differently.
     """
     table, every = PageTable(), range(target.config.layers)
     target.cache.reserve(table, context + DEEPEST + 1)
@@ -73,8 +73,8 @@ def measure_costs(target: TargetView, tokens: Sequence[int], context: int, clock
                 positions = np.arange(context, context + rows, dtype=np.int64)
                 segment = Segment(table, context, chain, positions, np.tri(rows, dtype=np.bool_), 0)
                 began = clock()
-                target.run([segment], layers).logits.argmax(dim=1).tolist()  # waits for the device
-                if turn:  # the first turn warms up
+                target.run([segment], layers).logits.argmax(dim=1).tolist()  # synchronises with the device
+                if turn:  # the first turn is the warm-up
                     times.append(clock() - began)
     target.cache.release(table)
     head, *verify = map(statistics.median, seconds)

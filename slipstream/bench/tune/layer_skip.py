@@ -1,4 +1,4 @@
-"""Which layers of a target draft best for all of them (Draft & Verify, SWIFT): found once, kept for every later run."""
+"""Finds the layers of a target that draft best for it (Draft & Verify, SWIFT); the finding is saved."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from slipstream import __version__
+from slipstream.bench.tune.agreement import LONGEST_ANSWER, Agreement, Text
+from slipstream.bench.tune.confirm import ROUNDS, Measured, confirm
+from slipstream.bench.tune.costs import Clock, Costs, measure_costs
+from slipstream.bench.tune.progress import TuneProgress
+from slipstream.bench.tune.prompts import spread
+from slipstream.bench.tune.search import Point, Search
 from slipstream.drafters.layer_skip import LayerSkipDrafter, format_layers
 from slipstream.errors import OptionError, PromptError
 from slipstream.llm import LLM
 from slipstream.models.view import TargetView
-from slipstream.tuning.agreement import LONGEST_ANSWER, Agreement, Text
-from slipstream.tuning.confirm import ROUNDS, Measured, confirm
-from slipstream.tuning.costs import Clock, Costs, measure_costs
-from slipstream.tuning.progress import Progress
-from slipstream.tuning.prompts import spread
-from slipstream.tuning.search import Point, Search
 from slipstream.types import SamplingParams
 
 FORMAT = 1
@@ -29,42 +29,42 @@ METHOD = LayerSkipDrafter.name
 _LEAST_LAYERS = 3
 _MOST_PROMPTS = 24
 _LONGEST_PROMPT = 1024
-_SHORT_ANSWER = 16  # tokens: enough to know how long a longer one would take
-_FINALISTS = 3  # that are confirmed by real decoding
-_SHARE = 0.25  # of the budget, for the answers that drafts are compared with, and once more to confirm
+_SHORT_ANSWER = 16  # tokens: enough to predict the time of a longer one
+_FINALISTS = 3  # candidates that are confirmed by real decoding
+_SHARE = 0.25  # of the budget for the reference answers, and the same for confirming
 
 
 def tune(
     llm: LLM,
     prompts: Sequence[list[int]],
     budget: float,
-    progress: Progress | None = None,
+    progress: TuneProgress | None = None,
     seed: int = 0,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
-    """The finding, ready to be saved. It takes `budget` seconds where those are enough for one look at all."""
+    """The finding, ready to be saved. Takes `budget` seconds, or as long as one measurement of each kind."""
     _require_layers(llm)
-    return _Tuning(llm, budget, progress or Progress(), seed, clock).run(prompts)
+    return _Tuning(llm, budget, progress or TuneProgress(), seed, clock).run(prompts)
 
 
 def _require_layers(llm: LLM) -> None:
     model = llm.model
     if not model.layered:
         raise OptionError(
-            f"{model.name} runs through transformers, which does not run some of its layers alone",
-            hint="draft with a method that needs nothing of the inside of the target",
+            f"{model.name} runs through transformers, which cannot run some of its layers alone",
+            hint="use a drafter that does not read the target's layers",
         )
     if model.config.layers < _LEAST_LAYERS:
         raise OptionError(
-            f"{model.name} has {model.config.layers} layers: there is nothing to choose from",
+            f"{model.name} has {model.config.layers} layers: too few to choose from",
             hint=f"{_LEAST_LAYERS} or more are needed",
         )
 
 
 class _Tuning:
-    """One run, from the prompts to the finding."""
+    """One search, from the prompts to the finding."""
 
-    def __init__(self, llm: LLM, budget: float, progress: Progress, seed: int, clock: Clock) -> None:
+    def __init__(self, llm: LLM, budget: float, progress: TuneProgress, seed: int, clock: Clock) -> None:
         self._llm = llm
         self._budget = budget
         self._progress = progress
@@ -72,7 +72,7 @@ class _Tuning:
         self._clock = clock
         self._began = clock()
         llm.use(None)
-        self._target: TargetView = llm.engine.drafter.target
+        self._target: TargetView = llm.target
 
     def run(self, prompts: Sequence[list[int]]) -> dict[str, Any]:
         searched, held_out = self._split(prompts)
@@ -122,7 +122,7 @@ class _Tuning:
     # -- prompts and answers ------------------------------------------------------------------------------------------
 
     def _split(self, prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-        """Prompts to search on, and prompts that the search does not see: every third, if there is more than one."""
+        """Prompts to search on, and held-out prompts: every third, if there is more than one."""
         longest = min(_LONGEST_PROMPT, self._target.longest - LONGEST_ANSWER)
         short = [prompt for prompt in prompts if 0 < len(prompt) <= longest]
         if not short:
@@ -143,7 +143,7 @@ class _Tuning:
         return [Text(prompt, answer) for prompt, answer in zip(prompts, outputs, strict=True)]
 
     def _affordable(self, per_token: float) -> int:
-        """How long answers may be that take their share of the budget."""
+        """The length of answers that take their share of the budget."""
         tokens = int(self._budget * _SHARE / per_token) if per_token > 0 else LONGEST_ANSWER
         return min(LONGEST_ANSWER, max(_SHORT_ANSWER, tokens))
 
@@ -185,7 +185,8 @@ class _Tuning:
             self._llm, prompts, drafters, tokens, expired=lambda: self._seconds() >= self._budget, clock=self._clock
         )
 
-    # -- words --------------------------------------------------------------------------------------------------------
+    # -- descriptions
+    # ---------------------------------------------------------------------------------------------------
 
     def _skipped(self, point: Point) -> str:
         return format_layers(set(range(self._target.config.layers)) - set(point.layers))

@@ -1,4 +1,4 @@
-"""Whom a search tells how it goes."""
+"""Receives the progress of a search."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Progress:
-    """`tell` gets lines, `tick` the seconds that are gone."""
+class TuneProgress:
+    """`tell` gets lines, `tick` the seconds passed."""
 
     tell: Callable[[str], None] = lambda line: None
     tick: Callable[[float], None] = lambda seconds: None

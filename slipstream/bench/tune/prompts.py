@@ -1,8 +1,8 @@
-"""Prompts from a file, and what a model makes of them.
+"""Reads prompts from a file, and encodes them.
 
-A `.txt` file has one prompt a line. In a `.jsonl` file a line is an object with `prompt`, `question` or `text` (a
-text), `instruction` (a text, with what is in `input` below it), `turns` (one after the other, each when the one before
-is answered) or `messages` (asked up to the last one of the user).
+A `.txt` file has one prompt per line. In a `.jsonl` file a line is an object with `prompt`, `question` or `text` (a
+string), `instruction` (a string, followed by that in `input`), `turns` (asked one after the other, each after the
+previous answer) or `messages` (up to the user's last one).
 """
 
 from __future__ import annotations
@@ -21,32 +21,37 @@ _SUFFIXES = (".jsonl", ".txt")
 
 
 class Dialogue(NamedTuple):
-    """What a line asks: a conversation that ends with the user, and what the user says after each answer."""
+    """The request of a line: a conversation that ends with the user, and the user's turns after each answer."""
 
     asked: Conversation
     later: tuple[str, ...] = ()
 
 
 def question(text: str) -> Conversation:
-    """A lone message of a user."""
+    """A single user message."""
     return [{"role": "user", "content": text}]
 
 
 def read_prompts(path: Path) -> list[Conversation]:
-    """What is asked first in each line of a file."""
+    """The first request of each line of a file."""
     return [dialogue.asked for dialogue in read_dialogues(path)]
 
 
-def read_dialogues(path: Path) -> list[Dialogue]:
-    """The lines of a file; whatever is wrong with one is told with its number."""
+def file_lines(path: Path) -> list[str]:
+    """The lines of a file of prompts."""
     if path.suffix not in _SUFFIXES:
-        raise OptionError(f"{str(path)!r} is no file of prompts", hint=f"valid: {', '.join(_SUFFIXES)}")
+        raise OptionError(f"{str(path)!r} is not a file of prompts", hint=f"valid: {', '.join(_SUFFIXES)}")
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other signs that end lines may stand in JSON
+        return path.read_text(encoding="utf-8-sig").split("\n")  # other line separators may occur in JSON
     except OSError as error:
         raise OptionError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise CorruptFile(f"{str(path)!r} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def read_dialogues(path: Path) -> list[Dialogue]:
+    """The lines of a file; whatever is wrong with one is told with its number."""
+    lines = file_lines(path)
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         raise PromptError(f"{str(path)!r} has no prompts")
@@ -113,7 +118,7 @@ _FIELDS: dict[str, Callable[[Any, Entry], Dialogue | None]] = {
 
 
 def encode(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
-    """Token ids, by the chat template where there is one."""
+    """Token ids, by the chat template if there is one."""
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat(conversation)
     if len(conversation) > 1:
@@ -122,7 +127,7 @@ def encode(tokenizer: Tokenizer, conversation: Conversation) -> list[int]:
 
 
 def spread(prompts: Sequence[list[int]], most: int) -> list[list[int]]:
-    """At most so many of them, evenly from beginning to end."""
+    """At most `most` of them, evenly spread."""
     if len(prompts) <= most:
         return list(prompts)
     return [prompts[index * len(prompts) // most] for index in range(most)]

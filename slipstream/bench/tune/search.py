@@ -1,8 +1,8 @@
-"""The search for layers that can be spared: first one after the other goes, then small changes are tried.
+"""The search for layers to skip: first greedy elimination, then local changes.
 
 The result is a frontier: for every number of layers the subset that agrees best with the whole model. The search knows
-no model and no clock. It asks for agreements, rough ones first and exact ones of what looked best, until it is told
-that the time is up; without that it would ask the same questions every time.
+no model and no clock. It requests agreements, rough ones first and exact ones of the best, until the time is up; apart
+from that it is deterministic.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 Layers = tuple[int, ...]  # in order
 
 _FINALISTS = 3  # of a rough comparison
-_HOPELESS = 0.1  # a draft that is wrong nine times in ten cannot pay: nothing more is taken away from it
+_HOPELESS = 0.1  # a draft that is wrong nine times in ten cannot pay: no more layers are removed from it
 
 
 class Measure(Protocol):
-    """How well a subset agrees with the whole, 0 to 1."""
+    """How well a subset agrees with the whole model, 0 to 1."""
 
     def __call__(self, layers: Layers, *, rough: bool) -> float: ...
 
@@ -37,7 +37,7 @@ class _TimeIsUp(Exception):
 
 
 class Search:
-    """`score` says what a point is worth; `expired` is asked before every measurement but the first."""
+    """`score`: the value of a point; `expired` is checked before every measurement but the first."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Search:
         self._explored: set[Layers] = set()
 
     def run(self) -> list[Point]:
-        """The frontier, few layers first: every point agrees better than all that have fewer layers."""
+        """The frontier, few layers first: every point agrees better than all with fewer layers."""
         first = self._without(self._every, len(self._every) // 2)
-        self._known[first, False] = self._measure(first, rough=False)  # whatever the time: there is always an answer
+        self._known[first, False] = self._measure(first, rough=False)  # before any deadline: there is always a result
         self._offer(first)
         try:
             self._eliminate()
@@ -72,13 +72,14 @@ class Search:
                 frontier.append(point)
         return frontier
 
-    # -- one layer after the other ------------------------------------------------------------------------------------
+    # -- elimination
+    # ----------------------------------------------------------------------------------------------------
 
     def _eliminate(self) -> None:
-        """Take away, again and again, the layer that is missed least.
+        """Repeatedly remove the layer that is missed least.
 
-        What is left without a layer hardly rises as others go. So layers are tried in the order of what was left
-        without them the last time, and those that were worse then than the finalists are now need not be tried.
+        The agreement without a layer hardly rises as others are removed. So layers are tried in the order of their last
+        agreement, and those that were worse than the current finalists are skipped.
         """
         layers, left = self._every, dict.fromkeys(self._every, 1.0)
         while len(layers) > 1:
@@ -94,17 +95,18 @@ class Search:
                 return
             layers = best.layers
 
-    # -- small changes ------------------------------------------------------------------------------------------------
+    # -- local changes
+    # --------------------------------------------------------------------------------------------------
 
     def _improve(self) -> None:
-        """Look around the points of the frontier, the most promising first, until nothing near them is better."""
+        """Search around the points of the frontier, the most promising first, until nothing near them is better."""
         while near := [point for point in self._best.values() if point.layers not in self._explored]:
             point = max(near, key=lambda point: (self._score(point), point.layers))
             if not any(self._replaces(layers) for layers in self._neighbours(point.layers)):
                 self._explored.add(point.layers)
 
     def _neighbours(self, layers: Layers) -> list[Layers]:
-        """One layer less, one more, or one for another; in random order."""
+        """One layer less, one more, or one replaced; in random order."""
         absent = [layer for layer in self._every if layer not in layers]
         less = [self._without(layers, layer) for layer in layers]
         more = [tuple(sorted((*layers, layer))) for layer in absent]
@@ -114,7 +116,7 @@ class Search:
         return found
 
     def _replaces(self, layers: Layers) -> bool:
-        """Whether this subset takes the place of the best one of its size."""
+        """Whether this subset replaces the best one of its size."""
         held = self._best.get(len(layers))
         if held is not None and (held.layers == layers or self._looks_worse(layers, held.layers)):
             return False
@@ -127,7 +129,7 @@ class Search:
     # -- measuring ----------------------------------------------------------------------------------------------------
 
     def _offer(self, layers: Layers) -> Point:
-        """The point of a subset; it becomes the best of its size if it is."""
+        """The point of a subset; recorded if it is the best of its size."""
         point = Point(layers, self._agreement(layers, rough=False))
         held = self._best.get(len(layers))
         if held is None or point.agreement > held.agreement:

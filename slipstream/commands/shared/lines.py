@@ -1,4 +1,4 @@
-"""Reading a user's messages from a terminal or a pipe, and hearing Ctrl-C without breaking anything."""
+"""Reads a user's messages from a terminal or a pipe, and handles Ctrl-C safely."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import threading
 from types import FrameType
 from typing import Any, Final
 
-END: Final[Any] = None  # what `read` returns for the text when the input is over
+END: Final[Any] = None  # returned by `read` at the end of the input
 _QUOTES = '"""'
 
 
 class LineReader:
-    """Messages, one at a time. With a terminal there are prompts, editing and history; from a pipe just lines."""
+    """Messages, one at a time. A terminal has prompts, editing and history; a pipe just lines."""
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty() and sys.stdout.isatty()
         if self.interactive:
-            with contextlib.suppress(ImportError):  # merely importing it gives input() editing and history
+            with contextlib.suppress(ImportError):  # importing it gives input() editing and history
                 importlib.import_module("readline")
 
     def read(self) -> tuple[Any, bool]:
-        """The next message and whether it is a command; END when the input is over.
+        """The next message and whether it is a command; END at the end of the input.
 
         Only a single line can be a command: quoted and continued text is always a message.
         """
@@ -58,7 +58,7 @@ class LineReader:
             try:
                 return input(prompt)
             except EOFError:
-                print()  # the shell's prompt goes on a line of its own
+                print()  # so that the shell's prompt starts on a new line
                 return None
         line = sys.stdin.readline()
         return line.rstrip("\r\n") if line else None
@@ -71,15 +71,15 @@ def _looks_like_command(line: str) -> bool:
 
 
 class Interrupts:
-    """While it is open the first Ctrl-C is only noted, so that a step of the engine is never torn in two.
+    """While open, the first Ctrl-C is only recorded, so that an engine step is never interrupted.
 
-    A second one interrupts at once: a long prompt can take its time before there is anything to stop.
+    A second one interrupts at once: a long prefill takes time before there is anything to stop.
     """
 
     def __init__(self) -> None:
         self.seen = False
         self._before: Any = None
-        # Python lets the main thread alone have handlers; elsewhere Ctrl-C never arrives anyway.
+        # Only the main thread can have signal handlers; elsewhere Ctrl-C never arrives.
         self._active = threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> Interrupts:

@@ -1,14 +1,13 @@
-"""From the options of a verb to a model that runs, with a word to the user about everything that takes its time."""
+"""Opens the model for a verb, with a message about everything that takes time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slipstream import folders
-from slipstream.commands.options import EngineSetup
-from slipstream.commands.terminal import ProgressBar, mebibytes, note, passing
-from slipstream.errors import OptionError
-from slipstream.models import builtin
+from slipstream import checks, folders
+from slipstream.commands.shared.options import EngineSetup
+from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, passing
+from slipstream.models.formats import builtin
 
 if TYPE_CHECKING:
     from slipstream.drafters import DrafterSpec
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def open_llm(setup: EngineSetup) -> LLM:
-    """The model with its drafter. Wrong options are told first, then the download, then the loading."""
+    """The model with its drafter. Options are checked first, then models are downloaded, then loaded."""
     spec = setup.drafter()
-    if setup.threads is not None and setup.threads < 1:
-        raise OptionError(f"threads={setup.threads} is out of range", hint="valid: 1 or more")
+    if setup.threads is not None:
+        checks.integer("threads", setup.threads, 1)
     with passing("loading torch ..."):
         import torch
 
@@ -44,7 +43,7 @@ def open_llm(setup: EngineSetup) -> LLM:
 
 
 def fetch_models(model: str, spec: DrafterSpec) -> None:
-    """Download what is built in and not here yet: the target, and the models that drafters name."""
+    """Download built-in models that are missing: the target, and the drafters' models."""
     for name in (model, *(part.model for part in spec.parts())):
         if name in builtin.MODELS:
             known = builtin.MODELS[name]
@@ -56,12 +55,16 @@ def fetch_models(model: str, spec: DrafterSpec) -> None:
                     builtin.fetch(name, bar)
 
 
-def stats_line(stats: Stats) -> str:
-    """The counters of an answer, for people."""
-    parts = [f"{stats.emitted} tokens", f"{stats.tokens_per_second:.1f} tok/s"]
-    parts.append(f"{stats.tokens_per_step:.2f} tokens per step")
+def stats_line(stats: Stats, answers: int = 1) -> str:
+    """The counters of one answer, or of several added up, in one line."""
+    tokens = f"{stats.emitted:,} token{'s' if stats.emitted != 1 else ''}"
+    if stats.decoded:
+        parts = [tokens, f"{stats.tokens_per_second:.1f} tok/s", f"{stats.tokens_per_step:.2f} tokens per step"]
+    else:
+        parts = [f"{tokens} in one step{'' if answers == 1 else ' each'}"]
     parts.append(f"{stats.accepted} of {stats.drafted} drafted tokens accepted" if stats.drafted else "nothing drafted")
-    parts.append(f"first token after {stats.prefill_ms / 1000:.2f} s")
+    average = "" if answers == 1 else " on average"
+    parts.append(f"first token after {stats.prefill_ms / max(1, answers) / 1000:.2f} s{average}")
     if stats.draft_faults:
         parts.append(f"draft faults: {stats.draft_faults}")
     if stats.lossy:

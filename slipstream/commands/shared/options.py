@@ -1,4 +1,4 @@
-"""What the verbs share: how a parameter is described to a command line, and the groups of options that recur.
+"""Shared by the verbs: how a parameter is described to a command line, and common groups of options.
 
 Nothing here imports torch: `slipstream --help` reads this file.
 """
@@ -6,22 +6,25 @@ Nothing here imports torch: `slipstream --help` reads this file.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
-from slipstream.errors import OptionError
-from slipstream.models.builtin import DEFAULT_MODEL
+from slipstream import checks
+from slipstream.errors import OptionError, unknown_choice
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 from slipstream.types import SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.drafters import DrafterSpec
 
-MAX_TOKENS = 512  # small models may repeat themselves for ever; whoever wants more says so
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+MAX_TOKENS = 512  # small models may repeat themselves for ever; users can ask for more
 
 
 @dataclass(frozen=True)
 class Described:
-    """Stands in a parameter's `Annotated`: its help, and its names where they are not simply the parameter's own."""
+    """Metadata of a parameter's `Annotated`: its help, and its names if they differ from the parameter's."""
 
     help: str
     names: tuple[str, ...] = ()
@@ -29,9 +32,14 @@ class Described:
     positional: bool = False
 
 
+TargetName = Annotated[
+    str, Described("the target: built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
+]
+
+
 @dataclass(frozen=True)
 class ModelSetup:
-    """Which model, with which drafter, in how much memory."""
+    """Model, drafter and memory."""
 
     model: Annotated[str, Described("built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")] = (
         DEFAULT_MODEL
@@ -39,17 +47,19 @@ class ModelSetup:
     speculate: Annotated[
         str | None, Described("drafter: suffix (the default), none, ngram:max_n=5,depth=8, or JSON", metavar="DRAFTER")
     ] = None
-    speculative_config: Annotated[str | None, Described("the same, as vLLM spells it", metavar="JSON")] = None
+    speculative_config: Annotated[str | None, Described("the same, in vLLM's format", metavar="JSON")] = None
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto"
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto"
     quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto"
-    exact: Annotated[bool, Described("the same text with any drafter bit for bit, on a GPU too, at a price")] = False
+    exact: Annotated[bool, Described("on a GPU: batch-invariant kernels, the same bits with any drafter; slower")] = (
+        False
+    )
     max_model_len: Annotated[
         int | None, Described("longest sequence in tokens, prompt included (default: the model's own)")
     ] = None
 
     def drafter(self) -> DrafterSpec:
-        """The drafter that was asked for; whatever is wrong with it is told before a model is touched."""
+        """The requested drafter; errors are raised before a model is touched."""
         from slipstream.drafters.registry import DEFAULT, parse_speculate
 
         if self.speculative_config is None:
@@ -70,22 +80,22 @@ class EngineSetup(ModelSetup):
     """The same, for verbs that run the model."""
 
     verifier: Annotated[
-        str, Described("how drafts are checked: match, rejection, block, traversal or typical (lossy)")
+        str, Described("how drafts are verified: match, rejection, block, traversal or typical (lossy)")
     ] = "match"
     threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and where an answer ends: `SamplingParams` in the spelling of a command line."""
+    """How tokens are chosen and where an answer ends: `SamplingParams` as command-line options."""
 
     temperature: Annotated[float, Described("0: always the likeliest token")] = 0.0
     top_k: Annotated[int, Described("keep the k likeliest tokens (0: all)")] = 0
-    top_p: Annotated[float, Described("keep the likeliest tokens that make up this share")] = 1.0
+    top_p: Annotated[float, Described("keep the likeliest tokens with this total probability")] = 1.0
     min_p: Annotated[float, Described("drop tokens less likely than this share of the likeliest")] = 0.0
     repetition_penalty: Annotated[float, Described("above 1: avoid tokens of prompt and answer")] = 1.0
     presence_penalty: Annotated[float, Described("above 0: avoid tokens of the answer")] = 0.0
-    frequency_penalty: Annotated[float, Described("above 0: avoid them more the more often they came")] = 0.0
+    frequency_penalty: Annotated[float, Described("above 0: avoid them in proportion to their count")] = 0.0
     seed: Annotated[int | None, Described("same seed, same answer (default: a fresh one each time)")] = None
     max_tokens: Annotated[
         int | None, Described(f"longest answer in tokens (default: {MAX_TOKENS}; the demo has its own)")
@@ -121,12 +131,28 @@ class Sampling:
             logprobs=self.logprobs,
         )
 
-    def require_single_answer(self, verb: str) -> None:
-        """Refuse what a verb that shows one answer after the other cannot honour."""
-        if self.n != 1:
-            raise OptionError(f"{verb} gives one answer at a time: -n {self.n} cannot be honoured", hint="use run -n")
-        if self.logprobs is not None:
-            raise OptionError(f"{verb} has no place for --logprobs", hint="use run --json --logprobs")
+
+def require_single_answer(sampling: Sampling | SamplingParams, verb: str) -> None:
+    """Refuse options that a verb with one answer at a time cannot honour."""
+    if sampling.n != 1:
+        raise OptionError(f"{verb} gives one answer at a time: n={sampling.n} is not supported", hint="use run -n")
+    if sampling.logprobs is not None:
+        raise OptionError(f"{verb} does not show logprobs", hint="use run --json --logprobs")
+
+
+def adjusted(params: SamplingParams, given: Mapping[str, object]) -> SamplingParams:
+    """Parameters with some set by name; OptionError for unknown names and invalid values."""
+    for name, value in given.items():
+        if name not in _DEFAULTS:
+            raise unknown_choice("sampling parameter", name, list(_DEFAULTS))
+        checks.require(not isinstance(_DEFAULTS[name], bool) or isinstance(value, bool), name, value, "true or false")
+    try:
+        return replace(params, **given)  # type: ignore[arg-type]
+    except OptionError:
+        raise
+    except (AttributeError, TypeError, ValueError):
+        named = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise OptionError(f"{named} has the wrong type") from None
 
 
 def _biases(settings: tuple[str, ...]) -> dict[int, float]:

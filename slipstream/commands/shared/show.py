@@ -1,4 +1,4 @@
-"""Seeing speculation: which tokens came from a draft, and the tree of every step."""
+"""Shows speculation: which tokens came from a draft, and the tree of every step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slipstream.commands.terminal import coloured, harmless, paint
+from slipstream.commands.shared.terminal import coloured, harmless, paint
 
 if TYPE_CHECKING:
     from slipstream.text import Tokenizer
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Origins:
-    """Splits an answer's text by where its tokens came from.
+    """Splits an answer's text by the origin of its tokens.
 
-    Text can lag behind its tokens (a split character, the beginning of a stop string) but never differs from what the
-    tokens spell, so the decoded tokens wait in a queue until the answer's own text has caught up with them.
+    Text can lag behind its tokens (a split character, the start of a stop string) but never differs from their text, so
+    the decoded tokens wait in a queue until the answer's own text has caught up.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
@@ -31,7 +31,7 @@ class Origins:
         self._waiting: deque[tuple[str, bool]] = deque()
 
     def push(self, delta: Delta) -> list[tuple[str, bool]]:
-        """The new text in pieces, each with whether a draft had it first."""
+        """The new text in pieces, each with whether it was drafted."""
         for token, origin in zip(delta.token_ids, delta.origins, strict=True):
             self._waiting.append((self._decoder.push([token]), origin is not None))
         if delta.finish_reason is not None:
@@ -47,7 +47,7 @@ class Origins:
 
 
 def mark_origins(pieces: Sequence[tuple[str, bool]], colour: bool) -> str:
-    """Pieces as one text: drafted ones green, or in brackets where there is no colour; neighbours share a mark."""
+    """Pieces as one text: drafted ones in green, or in brackets without colour; neighbours share a mark."""
     marked = []
     for drafted, group in itertools.groupby(pieces, key=lambda piece: piece[1]):
         text = harmless("".join(text for text, _ in group), sys.stdout)
@@ -61,7 +61,7 @@ def legend(colour: bool) -> str:
 
 
 def draw_tree(tree: TokenTree, tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """One step in lines: the tree as it was offered, the accepted path marked, and the model's own token."""
+    """One step as lines: the offered tree, the accepted path marked, and the model's own token."""
     fancy, colour = sys.stdout.isatty(), coloured(sys.stdout)
     accepted = tree.walk(tokens)
     tick = "✓" if fancy else "*"
@@ -71,7 +71,7 @@ def draw_tree(tree: TokenTree, tokens: Sequence[int], tokenizer: Tokenizer) -> l
         return paint(text + tick, "draft", colour) if node in accepted else paint(text, "dim", colour)
 
     def run(node: int) -> tuple[str, list[int]]:
-        """A node with the only children below it on one line, and the children where the line forks."""
+        """A node with the chain below it on one line, and the children where the chain forks."""
         words = [word(node)]
         while len(children := tree.children(node)) == 1:
             node = children[0]

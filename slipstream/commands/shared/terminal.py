@@ -1,6 +1,6 @@
-"""Words on a screen: colours where they are welcome, tables, a line that comes and goes, JSON.
+"""Terminal output: colours, tables, temporary lines, JSON.
 
-rich makes the tables prettier where it is installed and a person looks on; nothing here needs it.
+rich makes the tables prettier if it is installed and stdout is a terminal; nothing here needs it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from contextlib import contextmanager
 from typing import TextIO
 
 _STYLES = {"bold": "1", "dim": "2", "draft": "32", "good": "32", "bad": "31", "title": "1;36"}
-# Everything that could move the cursor or change the terminal's mode; a model may write anything.
+# Everything that could move the cursor or change the terminal's mode; a model may emit anything.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether this stream is a terminal whose user did not ask for no colours."""
+    """Whether this stream is a terminal and colours were not turned off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def paint(text: str, style: str, on: bool) -> str:
-    """`text` in one of our styles, or as it is."""
+    """`text` in one of our styles, or unchanged."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if on and text else text
 
 
 def harmless(text: str, stream: TextIO) -> str:
-    """A model's text as a terminal may have it: control characters shown, not obeyed. Files get every byte."""
+    """A model's text made safe for a terminal: control characters are shown, not executed. Files get every byte."""
     return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text) if stream.isatty() else text
 
 
@@ -40,7 +40,7 @@ def say(text: str = "", style: str | None = None) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """A line on stderr: whatever is not the answer."""
+    """A line on stderr: everything but the answer."""
     print(paint(text, style, coloured(sys.stderr)), file=sys.stderr, flush=True)
 
 
@@ -89,7 +89,7 @@ def _rich_table(headers: Sequence[str], rows: list[list[str]], numeric: set[int]
 
 @contextmanager
 def passing(text: str) -> Iterator[None]:
-    """A line on stderr for as long as something takes; only where somebody looks."""
+    """A temporary line on stderr while something runs; in a terminal only."""
     shown = sys.stderr.isatty()
     if shown:
         width = shutil.get_terminal_size().columns - 1
@@ -102,7 +102,7 @@ def passing(text: str) -> Iterator[None]:
 
 
 class ProgressBar:
-    """How far a download is, on stderr, while it is open; silent where nobody looks."""
+    """Progress of a download on stderr, while it is open; silent without a terminal."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()

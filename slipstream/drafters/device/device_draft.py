@@ -1,4 +1,4 @@
-"""Drafting for lanes: what a drafter does where a whole round runs on the device and the host looks away."""
+"""Drafting for lanes: the drafter's part of a round that runs entirely on the device."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from slipstream.lanes import Lanes
+from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
 
 
 class DeviceLoop(ABC):
-    """A drafter's part of a round, for lanes of one size. Tensors alone: it asks the host for nothing."""
+    """A drafter's part of a round, for lanes of one size. Tensor operations only, without host synchronisation."""
 
     @abstractmethod
     def fill(self, sequences: Seq[Sequence]) -> None:
-        """Take what the host keeps for the sequences, before the first round; not where they go on from the last."""
+        """Copy the host's state of the sequences before the first round; skipped if they continue from the last."""
 
     @abstractmethod
     def draft(self, sampled: bool) -> None:
@@ -24,40 +24,30 @@ class DeviceLoop(ABC):
 
     @abstractmethod
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        """Keep what the target's pass said of the accepted path, before the lanes move on.
+        """Keep the target's outputs on the accepted path, before the lanes move on.
 
-        path [lanes, depth]: the nodes, 0 behind the end; accepted [lanes]: how many; taps [lanes * (1 + nodes), width].
+        path [lanes, depth]: the nodes, 0 after the end; accepted [lanes]: how many; taps [lanes * (1 + nodes), width].
         """
 
     @abstractmethod
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
-        """The host looks again: tell it what is kept. `root_slot`: where the root of the last round was."""
+        """Write the state back to the host after a burst. `root_slot`: slot of the last round's root."""
 
 
 class DeviceDraft(ABC):
-    """What a drafter drafts for lanes: trees of one shape."""
+    """A drafter's trees of fixed shape for lanes."""
 
-    nodes: int  # of a tree, the root not counted
+    nodes: int  # nodes of a tree without the root
     depth: int  # levels of a tree
-    scratch: int  # rows behind a root that drafting may write
-    steady: bool = True  # one burst may follow another without `prepare`, `expects` and `rounds` being asked
+    scratch: int  # rows after a root that drafting may write
+    origins: tuple[str, ...]  # the drafters of its nodes, as `Lanes.origins` numbers them
 
     @abstractmethod
     def prepare(self, sequences: Seq[Sequence]) -> bool:
-        """Bring the drafter up to the sequences' roots; False where that cannot be done for all of them."""
-
-    def expects(self, sequences: Seq[Sequence]) -> bool:
-        """Whether there is something to guess. Where there is not, the next few rounds are plain ones, of which the
-        drafter is not told: only one that keeps nothing but the text may say so.
-        """
-        return True
-
-    def rounds(self, sequences: Seq[Sequence], most: int) -> int:
-        """How many rounds a burst should have, at most `most`: fewer where it may well be in vain."""
-        return most
+        """Bring the drafter up to the sequences' roots; False if that is impossible for any of them."""
 
     def known(self, sequence: Sequence) -> int:
-        """How many tokens of a sequence the drafter need not be told: all, or at most `depth` less, before the root."""
+        """Tokens of a sequence that the drafter already has: all, or at most `depth` fewer, before the root."""
         return len(sequence.tokens) - 1
 
     @abstractmethod

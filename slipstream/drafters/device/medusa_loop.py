@@ -1,4 +1,4 @@
-"""Medusa's heads grow dynamic trees on the device: a head for each level, and no K/V."""
+"""Medusa's heads grow dynamic trees on the device: one head per level, no K/V."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.drafters.tree_loop import TreeDraft, TreeLoop
-from slipstream.lanes import path_rows
+from slipstream.drafters.device.tree_loop import TreeDraft, TreeLoop
+from slipstream.gpu.lanes import path_rows
 
 if TYPE_CHECKING:
     from slipstream.drafters.medusa import MedusaDrafter
-    from slipstream.forest import Followed
-    from slipstream.lanes import Lanes
+    from slipstream.gpu.forest import Followed
+    from slipstream.gpu.lanes import Lanes
     from slipstream.sequence import Sequence
     from slipstream.types import Plan
 
 
 class LastStates:
-    """The target's hidden states from which the roots of lanes were chosen: all that the heads know of the texts."""
+    """The target's hidden states from which the roots of lanes were chosen: the heads' only input besides tokens."""
 
     def __init__(self, drafter: MedusaDrafter, lanes: Lanes) -> None:
         config, dtype = drafter.target.config, drafter.target.dtype
@@ -28,7 +28,7 @@ class LastStates:
         self._hidden = torch.zeros(lanes.size, config.hidden_size, dtype=dtype, device=lanes.device)
 
     def fill(self, sequences: Seq[Sequence]) -> None:
-        """Take them from the sequences, of which each has one."""
+        """Copy them from the sequences."""
         hidden = [self._drafter.hidden_of(sequence) for sequence in sequences]
         self._hidden[: len(sequences)] = torch.stack([row for row in hidden if row is not None])
 
@@ -38,16 +38,16 @@ class LastStates:
         self._hidden.copy_(taps[self._drafter.taps[0]][last])
 
     def settle(self, sequence: Sequence, lane: int) -> None:
-        """Give a sequence back its own."""
+        """Write a sequence's own back."""
         self._drafter.know(sequence, self._hidden[lane].clone())
 
     def normed(self) -> torch.Tensor:
-        """As the heads read them, [lanes, width]."""
+        """Normed for the heads, [lanes, width]."""
         return self._drafter.target.norm(self._hidden)
 
 
 class HeadsDraft(TreeDraft):
-    """Trees of one plan. All that the heads know of a text is one hidden state: there is nothing to catch up with."""
+    """Trees of one plan. The heads need one hidden state of a text: there is nothing to catch up with."""
 
     _drafter: MedusaDrafter
 
@@ -75,7 +75,7 @@ class HeadsLoop(TreeLoop):
         self._levels = len(draft.widths)
         self._states = LastStates(drafter, lanes)
         self._normed: torch.Tensor  # [lanes, width]
-        self._logits: torch.Tensor  # [lanes, levels, tokens], of heads that do not read what was guessed
+        self._logits: torch.Tensor  # [lanes, levels, tokens], of heads that do not read guesses
 
     def begin(self) -> torch.Tensor:
         drafter, roots = self._drafter, self.lanes.tokens[:, 0]

@@ -1,4 +1,4 @@
-"""A draft model of its own grows trees on the device."""
+"""A separate draft model grows trees on the device."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream.drafters.tree_loop import Passes, TreeDraft, TreeLoop
+from slipstream.drafters.device.tree_loop import Passes, TreeDraft, TreeLoop
 
 if TYPE_CHECKING:
     from slipstream.attention import Tiles
     from slipstream.drafters.draft_model import DraftModelDrafter
-    from slipstream.forest import Followed
-    from slipstream.lanes import LaneRows, Lanes
+    from slipstream.gpu.forest import Followed
+    from slipstream.gpu.lanes import LaneRows, Lanes
     from slipstream.models.decoder import Decoder
 
 
@@ -24,12 +24,12 @@ class ModelLoop(TreeLoop):
         self._model: Decoder = drafter.decoder
         self._data = drafter.layers
         config = self._model.config
-        # Rows that only fill up a vocabulary have no names.
+        # Padding rows of the vocabulary have no tokens.
         self.ids = torch.arange(min(config.vocab_size, drafter.target.config.vocab_size), device=lanes.device)
         self._passes = Passes(lanes, draft.widths, config, lanes.depth + 1)
 
     def begin(self) -> torch.Tensor:
-        hidden = self._run(self.lanes.taken.flatten(), *self._passes.fresh(self.first_fresh))
+        hidden = self._run(self.lanes.last_tokens.flatten(), *self._passes.fresh(self.first_fresh))
         return self._judged(self.last_fresh(hidden))
 
     def follow(self, level: int, nodes: Followed) -> torch.Tensor:
@@ -45,4 +45,4 @@ class ModelLoop(TreeLoop):
         return self._model.head(hidden)[:, : len(self.ids)]
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        """Tokens are all it reads."""
+        """It reads tokens only."""

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.attention import LaneTiles
-from slipstream.drafters.sequential import FeatureLoop
-from slipstream.forest import Followed
+from slipstream.drafters.heads.sequential import FeatureLoop
+from slipstream.gpu.forest import Followed
 
 if TYPE_CHECKING:
+    from slipstream.drafters.device.tree_loop import TreeDraft
     from slipstream.drafters.parallel import ParallelDrafter
-    from slipstream.drafters.tree_loop import TreeDraft
-    from slipstream.lanes import Lanes
+    from slipstream.gpu.lanes import Lanes
 
 
 class ParallelLoop(FeatureLoop):
-    """The rows of a lane are what came last, the rows without a token behind the root, and some that fill up.
+    """The rows of a lane: the newest tokens, the rows without a token after the root, and padding.
 
-    All are one chain, of which each lane has its root in another place.
+    They form one chain, with the root at another place in each lane.
     """
 
     drafter: ParallelDrafter
@@ -38,15 +38,15 @@ class ParallelLoop(FeatureLoop):
     def begin(self) -> torch.Tensor:
         drafter, lanes, offsets = self.drafter, self.lanes, self._offsets
         first, blanks = self.first_fresh, len(self._block) - 1
-        behind = offsets - lanes.accepted[:, None]  # the root: 0, [lanes, rows]
-        place = (behind - 1).clamp(0, max(0, blanks - 1))
-        told = torch.nn.functional.pad(lanes.taken, (0, blanks))
+        offset = offsets - lanes.accepted[:, None]  # the root: 0, [lanes, rows]
+        place = (offset - 1).clamp(0, max(0, blanks - 1))
+        tokens_in = torch.nn.functional.pad(lanes.last_tokens, (0, blanks))
         fused = drafter.hidden(self.features()).unflatten(0, (lanes.size, -1))
         fused = torch.nn.functional.pad(fused, (0, 0, 0, blanks))
-        known = (behind <= 0)[..., None]
-        embedded = torch.where(known, drafter.target.embed(told), drafter.mask(place))
+        known = (offset <= 0)[..., None]
+        embedded = torch.where(known, drafter.target.embed(tokens_in), drafter.mask(place))
         hidden = torch.where(known, fused, drafter.blank)
-        rows = drafter.laned(lanes.rows(first, offsets), self._chain.behind(first))
+        rows = drafter.laned(lanes.rows(first, offsets), self._chain.after(first))
         output = drafter.stacked(embedded.flatten(0, 1), hidden.flatten(0, 1), rows)
         wanted = torch.arange(lanes.size, device=lanes.device)[:, None] * len(offsets)
         block = output[(wanted + lanes.accepted[:, None] + self._block).flatten()]

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-_BLOCK = 2048  # places that are compared at a time
+_BLOCK = 2048  # positions compared at a time
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _follow(
     new = tl.arange(0, FRESH)
     came = tl.load(taken + lane * fresh + new, mask=new < fresh, other=0)
     tl.store(line + root - tl.load(accepted + lane) + new, came.to(tl.int32), mask=new < fresh)
-    tl.debug_barrier()  # others of this program read it
+    tl.debug_barrier()  # other threads of this program read it
     best = tl.zeros([BLOCK], tl.int64)
     for start in range(0, root, BLOCK):
         place = start + tl.arange(0, BLOCK)

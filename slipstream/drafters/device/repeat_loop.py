@@ -1,4 +1,4 @@
-"""Trees of a drafter, and the chain that a text which repeats itself gives, as one tree on the device."""
+"""Trees of a drafter merged with the chain of a repeating text, on the device."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
-from slipstream.drafters.repeats import Repeats
-from slipstream.drafters.tree_loop import TreeDraft, TreeLoop
-from slipstream.lanes import Lanes
+from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.device.repeats import Repeats
+from slipstream.drafters.device.tree_loop import TreeDraft, TreeLoop
+from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
 
 
 class RepeatDraft(DeviceDraft):
-    """Trees that have room for a chain. They have no more nodes for it: the likeliest of both are offered."""
+    """Trees with room for a chain, without more nodes: the likeliest of both are offered."""
 
-    def __init__(self, trees: TreeDraft, min_match: int) -> None:
+    def __init__(self, trees: TreeDraft, chains: str, min_match: int) -> None:
+        """`chains`: the name of the drafter of the chains."""
         self._trees = trees
+        self.origins = (*trees.origins, chains)
         self._min_match = min_match
         self.nodes, self.depth, self.scratch = trees.nodes, trees.depth, trees.scratch
 
@@ -32,7 +34,7 @@ class RepeatDraft(DeviceDraft):
 
 
 class RepeatLoop(DeviceLoop):
-    """Lets chains join the trees that have grown, before it is chosen what is offered."""
+    """Adds chains to the grown trees, before the offered nodes are selected."""
 
     def __init__(self, trees: TreeLoop, repeats: Repeats) -> None:
         self._trees = trees

@@ -1,18 +1,20 @@
-"""Medusa's static trees on the device: every node has its place before the heads have said anything."""
+"""Medusa's static trees on the device: the shape is fixed before the heads run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream import forest, noise
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
-from slipstream.drafters.medusa_loop import LastStates
-from slipstream.drafters.static_tree import RANKS, StaticTree
-from slipstream.lanes import Lanes
+from slipstream import noise
+from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.device.medusa_loop import LastStates
+from slipstream.drafters.growing.static_tree import RANKS, StaticTree
+from slipstream.gpu import forest
+from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ class StaticDraft(DeviceDraft):
         self.ranks: list[int] = []  # of the nodes below the root
         self.depths = [0]
         for parent, rank, _ in shape.nodes:
-            # Behind a token of its own every node has other choices, and takes them in their order.
+            # After its own token every node has other choices, and takes them in order.
             self.ranks.append(self.parents[1:].count(parent) if drafter.by_levels else rank)
             self.parents.append(parent)
             self.depths.append(self.depths[parent] + 1)
         self.nodes = len(self.ranks)
         self.depth = max(self.depths)
+        self.origins = (drafter.name,)
+        self.scores = [math.log(max(odds, 1e-9)) for _, _, odds in shape.nodes]  # of the nodes below the root
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
         return all(map(self._drafter.follows, sequences))
@@ -46,7 +50,7 @@ class StaticDraft(DeviceDraft):
 
 @dataclass(frozen=True)
 class _Level:
-    """Nodes of one depth that have children, these, and which of all choices behind the parents each of them is."""
+    """Nodes of one depth that have children, the children, and each child's index among all choices of the parents."""
 
     parents: torch.Tensor
     children: torch.Tensor
@@ -54,7 +58,7 @@ class _Level:
 
     @staticmethod
     def of(draft: StaticDraft, depth: int, device: str) -> _Level:
-        """That of a shape."""
+        """The level of a shape."""
         children = [node for node in range(1, len(draft.parents)) if draft.depths[node] == depth + 1]
         parents = sorted({draft.parents[node] for node in children})
         choices = [parents.index(draft.parents[node]) * RANKS + draft.ranks[node - 1] for node in children]
@@ -70,6 +74,7 @@ class StaticLoop(DeviceLoop):
         self._states = LastStates(drafter, lanes)
         device = lanes.device
         lanes.parents.copy_(torch.tensor(draft.parents, device=device).expand_as(lanes.parents))
+        lanes.scores[:, 1:] = torch.tensor(draft.scores, device=device)
         levels = torch.tensor(draft.depths[1:], device=device) - 1
         self._choices = levels * RANKS + torch.tensor(draft.ranks, device=device)  # of the nodes
         self._levels = torch.arange(draft.depth, device=device)
@@ -96,18 +101,18 @@ class StaticLoop(DeviceLoop):
         lanes.tokens[:, level.children] = chosen[:, level.choices]
 
     def _chosen(self, logits: torch.Tensor, depths: torch.Tensor, sampled: bool) -> torch.Tensor:
-        """The likeliest tokens for rows of logits, of so many depths for each lane, [lanes, depths * RANKS]."""
-        warmth = self._warmth(depths) if sampled else None
-        _, indices = forest.likeliest(logits, min(RANKS, logits.shape[1]), warmth)
+        """The likeliest tokens for rows of logits, `depths` per lane, [lanes, depths * RANKS]."""
+        sampling_noise = self._sampling_noise(depths) if sampled else None
+        _, indices = forest.likeliest_tokens(logits, min(RANKS, logits.shape[1]), sampling_noise)
         choices = torch.nn.functional.pad(indices, (0, RANKS - indices.shape[1]))
         return self._drafter.vocab[choices.view(self.lanes.size, len(depths) * RANKS)]
 
-    def _warmth(self, depths: torch.Tensor) -> forest.Warmth:
-        """The target's noise of the positions of these depths."""
+    def _sampling_noise(self, depths: torch.Tensor) -> forest.SamplingNoise:
+        """The target's noise at the positions of these depths."""
         lanes, count = self.lanes, len(depths)
         positions = (lanes.slots[:, None] + 1 + depths).flatten()
         keys = noise.fold(noise.fold(lanes.stems.repeat_interleave(count, 1), positions), noise.MATCH)
-        return forest.Warmth(lanes.temperatures.repeat_interleave(count), keys, self._drafter.vocab)
+        return forest.SamplingNoise(lanes.temperatures.repeat_interleave(count), keys, self._drafter.vocab)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
         self._states.observe(path, accepted, taps)

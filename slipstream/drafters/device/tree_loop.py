@@ -1,8 +1,8 @@
-"""Trees that grow level by level on the device, for all lanes at once: `levels.py` where no host looks at a tree.
+"""Trees that grow level by level on the device, for all lanes at once: the device version of `tree_growth.py`.
 
-Which nodes a level adds, which of them are followed and which are offered is decided alike, so the trees are the same
-up to rounding, and up to one thing: a level is always followed by as many nodes as it may be, likely or not. (Heads of
-`medusa` that read nothing that was guessed are another matter: their trees are not grown by levels on the host.)
+The same rules decide which nodes a level adds, which are fed and which are offered. So the trees are the same up to
+rounding, with one exception: the device always feeds a full level, likely or not. (Heads of `medusa` that do not read
+guesses differ: on the host their trees are not grown by levels.)
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from slipstream import forest, noise
+from slipstream import noise
 from slipstream.attention import LaneTiles, Tiles
-from slipstream.drafters.base import Wish
-from slipstream.drafters.device_draft import DeviceDraft, DeviceLoop
-from slipstream.drafters.levels import GrowingDrafter
-from slipstream.lanes import LaneRows, Lanes
+from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.growing.tree_growth import GrowingDrafter
+from slipstream.gpu import forest
+from slipstream.gpu.lanes import LaneRows, Lanes
 from slipstream.models.config import ModelConfig
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
@@ -28,9 +28,10 @@ class TreeDraft(DeviceDraft):
     """Trees of one plan, by a drafter that grows them."""
 
     def __init__(self, drafter: GrowingDrafter[Any], plan: Plan, kind: type[TreeLoop], chain: int = 0) -> None:
-        """`chain`: nodes of a chain from elsewhere that may take the places of others, and so make a tree deeper."""
+        """`chain`: nodes of another drafter's chain that may replace others, and so make a tree deeper."""
         self._drafter = drafter
         self._kind = kind
+        self.origins = (drafter.name,)
         self.plan = plan
         levels = min(plan.depth, plan.nodes)
         self.branch = plan.branch
@@ -44,18 +45,14 @@ class TreeDraft(DeviceDraft):
 
     def prepare(self, sequences: Seq[Sequence]) -> bool:
         drafter = self._drafter
-        behind = [s for s in sequences if self.known(s) + self.depth < len(s.tokens) - 1]
-        growths = [drafter._start(Wish(s, drafter.plan)) for s in behind]
-        rows = drafter._catch_up(growths) if growths else []
-        for sequence in behind:
-            sequence.drafting.pop(drafter.key, None)
-        return all(row is not None for row in rows) and all(map(drafter.follows, sequences))
+        late = [s for s in sequences if self.known(s) + self.depth < len(s.tokens) - 1]
+        return drafter.bring_up(late) and all(map(drafter.follows, sequences))
 
     def known(self, sequence: Sequence) -> int:
         return min(sequence.table.lengths.get(self._drafter.key, 0), len(sequence.tokens) - 1)
 
     def joined(self, plan: Plan, chain: int) -> TreeDraft:
-        """The same of another plan, with room for a chain."""
+        """The same for another plan, with room for a chain."""
         return TreeDraft(self._drafter, plan, self._kind, chain)
 
     def loop(self, lanes: Lanes) -> TreeLoop:
@@ -63,30 +60,32 @@ class TreeDraft(DeviceDraft):
 
 
 class TreeLoop(DeviceLoop):
-    """Grows trees. What a kind of model does is left open."""
+    """Grows trees. Subclasses run the model."""
 
     def __init__(self, drafter: GrowingDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
         self.lanes = lanes
         self._key = drafter.key
         self.pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device, draft.chain)
+        self._joined = draft.chain > 0
         self._first = torch.arange(lanes.size, device=lanes.device) * (lanes.depth + 1)
 
-    # -- what a kind of model has to say ------------------------------------------------------------------------------
+    # -- implemented by subclasses
+    # --------------------------------------------------------------------------------------
 
-    ids: torch.Tensor  # int64 [tokens]: the target's names of the tokens that logits speak of
+    ids: torch.Tensor  # int64 [tokens]: the target's ids of the columns of logits
 
     @abstractmethod
     def begin(self) -> torch.Tensor:
-        """Feed what came last, up to the roots; logits [lanes, tokens] behind these."""
+        """Feed the newest tokens, up to the roots; logits [lanes, tokens] after the roots."""
 
     @abstractmethod
     def follow(self, level: int, nodes: forest.Followed) -> torch.Tensor:
-        """Logits [lanes * width, tokens] behind the nodes of a level; the level below the root is 1."""
+        """Logits [lanes * width, tokens] after the nodes of a level; the level below the root is 1."""
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
     def fill(self, sequences: Seq[Sequence]) -> None:
-        """All is in the pages."""
+        """All state is in the pages."""
 
     def draft(self, sampled: bool) -> None:
         self.grow(sampled)
@@ -97,8 +96,8 @@ class TreeLoop(DeviceLoop):
         pool = self.pool
         nodes, logits = pool.begin(), self.begin()
         for level, width in enumerate(pool.widths):
-            warmth = self._warmth(level, width) if sampled else None
-            scores, indices = forest.likeliest(logits, pool.branch, warmth)
+            sampling_noise = self._sampling_noise(level, width) if sampled else None
+            scores, indices = forest.likeliest_tokens(logits, pool.branch, sampling_noise)
             followed = pool.grow(level, nodes, scores, indices, self.ids)
             if followed is not None:
                 nodes = followed
@@ -106,34 +105,37 @@ class TreeLoop(DeviceLoop):
 
     def offer(self) -> None:
         """Write the likeliest nodes of the pool into the lanes."""
-        tokens, parents = self.pool.best(self.lanes.nodes)
-        self.lanes.tokens[:, 1:] = tokens
-        self.lanes.parents[:, 1:] = parents
+        lanes, best = self.lanes, self.pool.best(self.lanes.nodes)
+        lanes.tokens[:, 1:], lanes.parents[:, 1:], lanes.scores[:, 1:] = best.tokens, best.parents, best.scores
+        if self._joined:
+            lanes.origins[:, 1:] = best.joined
 
-    def _warmth(self, level: int, width: int) -> forest.Warmth:
-        """Behind the nodes of a level: the target's noise of the position below them."""
+    def _sampling_noise(self, level: int, width: int) -> forest.SamplingNoise:
+        """For the children of the nodes of a level: the target's noise at their position."""
         lanes = self.lanes
         keys = noise.fold(noise.fold(lanes.stems, lanes.slots + level + 1), noise.MATCH)
-        return forest.Warmth(lanes.temperatures.repeat_interleave(width), keys.repeat_interleave(width, 1), self.ids)
+        return forest.SamplingNoise(
+            lanes.temperatures.repeat_interleave(width), keys.repeat_interleave(width, 1), self.ids
+        )
 
     @property
     def first_fresh(self) -> torch.Tensor:
-        """Slots of the first tokens that came last, [lanes]."""
+        """Slots of the first of the newest tokens, [lanes]."""
         return self.lanes.slots - self.lanes.accepted
 
     def last_fresh(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of rows [lanes * (depth + 1), ...] of what came last, those of the roots, [lanes, ...]."""
+        """Of rows [lanes * (depth + 1), ...] of the newest tokens, those of the roots, [lanes, ...]."""
         return rows[self._first + self.lanes.accepted]
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
-        # Rows behind the last root were made of guesses; those up to it were made of what the target took.
+        # Rows after the last root were guesses; those up to it are accepted tokens.
         sequence.table.lengths[self._key] = min(root_slot + 1, sequence.cached)
 
 
 class Passes:
-    """The rows of each pass that a loop makes of a model with K/V: what came last, then a level after the other.
+    """The rows of each pass of a loop over a model with K/V: the newest tokens, then level by level.
 
-    Where the levels' rows lie follows from where the roots are, so all of it is laid out before the first level.
+    The slots of all levels follow from the roots, so they are laid out before the first level.
     """
 
     def __init__(self, lanes: Lanes, widths: Seq[int], config: ModelConfig, fresh: int) -> None:
@@ -155,14 +157,14 @@ class Passes:
         self._rows: Seq[LaneRows] = ()
 
     def fresh(self, first: torch.Tensor) -> tuple[LaneRows, Tiles]:
-        """The rows from slots `first` [lanes] on; and the levels are laid out behind the roots."""
+        """The rows from slots `first` [lanes] on; also lays out the levels after the roots."""
         if self._layout is not None:
             lines, offsets, depths = self._layout
-            self._rows = self._lanes.rows_behind_roots(lines, offsets, depths).split(self._sizes)
-        return self._lanes.rows(first, self._fresh), self._chain.behind(first)
+            self._rows = self._lanes.rows_after_roots(lines, offsets, depths).split(self._sizes)
+        return self._lanes.rows(first, self._fresh), self._chain.after(first)
 
     def level(self, level: int, nodes: forest.Followed) -> tuple[LaneRows, Tiles]:
-        """The rows of the nodes that are followed in a level."""
+        """The rows of the nodes that a level feeds."""
         rows = self._rows[level - 1]
         tiles = self._tiles[level - 1]
-        return rows, tiles.behind(self._lanes.slots, nodes.bits.flatten(0, 1), rows.positions)
+        return rows, tiles.after(self._lanes.slots, nodes.bits.flatten(0, 1), rows.positions)

@@ -1,7 +1,7 @@
-"""K/V of a draft model whose tokens are not the target's: pages of its own, a table per sequence.
+"""The KV cache of a draft model with another vocabulary: its own pages, one table per sequence.
 
-What a sequence holds here can be thrown away at any time and fed again, so a full store is no error: sequences that are
-not at work make room, then the youngest of those that are, and who finds none does without.
+Rows can be dropped at any time and fed again, so a full store is no error: idle sequences are evicted first, then the
+youngest active ones, and a sequence without room does not draft.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ from dataclasses import dataclass, field
 
 import torch
 
-from slipstream.attention import Segment, tree_segment
+from slipstream.attention import Segment
 from slipstream.cache import PAGE_SIZE, PagedCache, PageTable
-from slipstream.drafters.translate import agreeing
+from slipstream.drafters.foreign.translate import agreeing
+from slipstream.drafters.growing.catch_up import Text, catch_up, wanted
 from slipstream.errors import CacheFull
 from slipstream.models.model import Model
-from slipstream.tree import TokenTree
-
-_CHUNK = 512  # tokens fed per pass and sequence
 
 
 @dataclass(eq=False)
 class Held:
-    """One sequence's part: the tokens whose rows are there, and the pages that they lie in."""
+    """One sequence's part: the tokens that have rows, and their pages."""
 
     ids: list[int] = field(default_factory=list)
     table: PageTable = field(default_factory=PageTable)
 
 
-class OwnStore:
+class SeparateCache:
     """A cache with one store."""
 
     def __init__(self, model: Model, name: str, pages: int) -> None:
@@ -37,19 +35,23 @@ class OwnStore:
         self._name = name
         self._cache = PagedCache(pages, model.device)
         model.add_store(self._cache, name)
-        self._holding: dict[Held, None] = {}  # who has pages, the least recently used first
+        self._holding: dict[Held, None] = {}  # those with pages, least recently used first
+
+    @property
+    def bytes(self) -> int:
+        """Memory size."""
+        return sum(store.nbytes for store in self._cache.stores.values())
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Free pages."""
         return self._cache.available
 
     def hold(self, held: Held, ids: list[int], same: int, room: int, at_work: list[Held]) -> bool:
-        """Keep of the rows there those that `ids` begins with, and have room for all of them and `room` more.
+        """Keep the rows of the common prefix with `ids`, and reserve room for all of `ids` and `room` more.
 
-        `same`: so many of the rows there (or all, if there are fewer) are known to be what `ids` begins with. The last
-        token always has to be fed, for the logits behind it. `at_work`: all that want to hold something now, the oldest
-        first, each in its turn. False if there is no room; then nothing is held.
+        `same`: so many of the rows (or all, if fewer) are known to match `ids`. The last token is always fed again, for
+        its logits. `at_work`: all active sequences, the oldest first. False if there is no room; then nothing is held.
         """
         if held not in self._holding:
             held.table = self._cache.open(ids)
@@ -79,33 +81,23 @@ class OwnStore:
         return False
 
     def share(self, held: Held, final: list[int]) -> None:
-        """Let other sequences begin with the rows of `final`: tokens at the beginning that will never be taken back."""
+        """Let other sequences share the rows of `final`: leading tokens that will never be taken back."""
         self._cache.share(held.table, self._name, final)
 
     def release(self, held: Held) -> None:
-        """Give all pages back."""
+        """Free all pages."""
         if held in self._holding:
             del self._holding[held]
             self._cache.release(held.table)
             held.ids = []
 
     def feed(self, pending: Seq[tuple[Held, list[int]]]) -> list[torch.Tensor]:
-        """Feed tokens behind what each holds, a chunk of all in every pass; the logits [vocab] behind the last ones."""
-        rows: dict[Held, torch.Tensor] = {}
-        waiting = list(pending)
-        while waiting:
-            segments = [self._segment(held, tokens) for held, tokens in waiting]
-            logits = iter(self._model.forward(self._cache, self._name, segments).logits)
-            for (held, tokens), segment in zip(waiting, segments, strict=True):
-                held.ids += segment.tokens
-                held.table.lengths[self._name] = len(held.ids)
-                if segment.rows == len(tokens):
-                    rows[held] = next(logits)
-            waiting = [(held, tokens[_CHUNK:]) for held, tokens in waiting if len(tokens) > _CHUNK]
-        return [rows[held] for held, _ in pending]
+        """Feed tokens after what each holds, one chunk of each per pass; the logits [vocab] after the last ones."""
+        texts = [Text(held.table, tokens, start=len(held.ids)) for held, tokens in pending]
+        rows = catch_up(self._name, texts, self._pass)
+        for held, tokens in pending:
+            held.ids += tokens
+        return [row[0] for row in rows]
 
-    @staticmethod
-    def _segment(held: Held, tokens: list[int]) -> Segment:
-        chunk = tokens[:_CHUNK]
-        root = TokenTree(chunk[-1]) if len(chunk) == len(tokens) else None
-        return tree_segment(held.table, len(held.ids), chunk, root)
+    def _pass(self, _: list[Text], segments: list[Segment]) -> list[torch.Tensor]:
+        return list(self._model.forward(self._cache, self._name, segments).logits.split(wanted(segments)))

@@ -1,11 +1,11 @@
-"""Between two tokenizers: a text in the tokens of one, and the text of its guesses in the tokens of the other.
+"""Translation between two tokenizers: a text in the tokens of one, and guesses in the tokens of the other.
 
-No ids are compared. Tokens are laid along the text that they spell, byte by byte, and what cannot be laid there (a
-token across the place where the guesses begin, a tokenizer that changes the text) is not offered.
+No ids are compared. Tokens are aligned with the bytes that they spell. What cannot be aligned (a token across the start
+of the guesses, a tokenizer that changes the text) is not offered.
 
-A token at the end of a text may become another one when the text goes on: "wor" becomes "world". A boundary between two
-tokens is *settled* when no entry of the vocabulary could lie across it, whatever follows. Merging tokenizers build
-every token from smaller entries and the others choose among entries, so left of a settled boundary nothing can change.
+A token at the end of a text may become another one when the text continues: "wor" becomes "world". A boundary between
+two tokens is *settled* when no entry of the vocabulary could cross it, whatever follows. Merging tokenizers build every
+token from smaller entries and the others choose among entries, so nothing left of a settled boundary can change.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from slipstream.drafters.vocabulary import compare_vocabularies
+from slipstream.drafters.foreign.vocabulary import compare_vocabularies
 from slipstream.errors import DraftMismatch
 from slipstream.text import IncrementalDecoder, Tokenizer
 from slipstream.text.pieces import Style
 
-_CONTEXT = 128  # characters before a place that are read along, so that tokens behind it come out as in the whole text
-_FAR = 256  # bytes: so far from the end of a text any boundary counts as settled, also inside an endless word
-_OPEN = 1024  # characters: a longer text is settled however it reads (a tokenizer that changes it settles nothing)
-PRIMER = 16  # tokens that decoding needs of what came before: more than a split character has
+_CONTEXT = 128  # characters of context that make the tokens after a place those of the whole text
+_FAR = 256  # bytes: so far from the end of a text any boundary counts as settled, even inside a word
+_OPEN = 1024  # characters: a longer text is settled anyway (a tokenizer that changes it never settles)
+PRIMER = 16  # earlier tokens that decoding needs: more than a split character has
 
 _SAMPLE = """\
 The harbour lay still, but nobody in Saint-Malo slept: at 4:35 the first boats would come back with 1,200 kilos of fish.
@@ -42,13 +42,13 @@ class Spelled:
     """The tokens of a text."""
 
     ids: list[int]
-    ends: list[int]  # after each: how many bytes are spelled
-    settled: int  # so many of the first spell the text, whatever may follow it
-    whole: bool  # all of them spell the text to its end
+    ends: list[int]  # bytes spelled up to the end of each
+    settled: int  # leading tokens that stay, whatever follows the text
+    whole: bool  # whether the tokens spell the whole text
 
 
 class Lexicon:
-    """A tokenizer, with what each of its tokens adds to a text."""
+    """A tokenizer, with the bytes that each of its tokens adds to a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -57,16 +57,16 @@ class Lexicon:
         self._sorted = sorted(self.known)
         self._longest = max(map(len, self._sorted), default=0)
         special = tokenizer.encode("")
-        self.opening = special[:1] if special[:1] == [tokenizer.bos_id] else []  # BOS, where a text begins with one
+        self.opening = special[:1] if special[:1] == [tokenizer.bos_id] else []  # BOS, if a text begins with one
 
-    def behind(self, before: str, after: str) -> Spelled | None:
-        """The tokens of `after` as it stands behind `before`; None if a token would lie across the place between."""
-        before = before.lstrip() or before  # encoders and decoders may treat the first space of a text in their own way
+    def spelled_after(self, before: str, after: str) -> Spelled | None:
+        """The tokens of `after` when it follows `before`; None if a token would cross the boundary."""
+        before = before.lstrip() or before  # encoders and decoders may treat the first space of a text specially
         text = (before + after).encode()
         ids = self.tokenizer.encode(before + after, add_special=False)
         pieces = [self.entries[id] for id in ids]
         spelled = b"".join(pieces)
-        # A space that the encoder put in front is not the text's.
+        # A space that the encoder prepended is not part of the text.
         lead = max((0, 1), key=lambda lead: (spelled[lead:] == text, agreeing(spelled[lead:], text)))
         text = spelled[:lead] + text
         same = agreeing(spelled, text)
@@ -81,15 +81,15 @@ class Lexicon:
         return Spelled(ids[first:], [end - origin for end in ends[first + 1 :]], last - first, whole=spelled == text)
 
     def cuts(self, text: str) -> list[tuple[int, int]]:
-        """Where each token of a text begins and ends; never empty."""
-        spelled = self.behind("", text)
+        """Start and end of each token of a text; never empty."""
+        spelled = self.spelled_after("", text)
         ends = spelled.ends if spelled is not None and spelled.ids else [0]
         return list(pairwise([0, *ends]))
 
     def _settled(self, text: bytes, at: int) -> bool:
-        """Whether a place is between characters, and what follows can change nothing before it.
+        """Whether a place is between characters, and no continuation can change anything before it.
 
-        Behind white space it can: encoders look ahead there, and cut "   x" and "   " in different places.
+        After white space it can: encoders look ahead there, and cut "   x" and "   " in different places.
         """
         if at < len(text) and text[at] & 0xC0 == 0x80:
             return False
@@ -97,7 +97,7 @@ class Lexicon:
         return len(text) - at > _FAR or not (before[-1:].isspace() or self._crossed(text, at))
 
     def _crossed(self, text: bytes, at: int) -> bool:
-        """Whether an entry could lie across a place, as far as the text behind it is known."""
+        """Whether an entry could cross a place, as far as the text after it is known."""
         for start in range(max(0, at - self._longest + 1), at):
             if self._goes_on(text[start:at]):
                 last = min(len(text), start + self._longest)
@@ -106,13 +106,13 @@ class Lexicon:
         return False
 
     def _goes_on(self, head: bytes) -> bool:
-        """Whether an entry begins with these bytes and has more."""
+        """Whether an entry is longer than these bytes and starts with them."""
         following = bisect_right(self._sorted, head)
         return following < len(self._sorted) and self._sorted[following].startswith(head)
 
 
 def _entries(tokenizer: Tokenizer) -> list[bytes]:
-    """What each token adds to a text that stands before it."""
+    """The bytes that each token adds to a text before it."""
     ids = range(len(tokenizer))
     if tokenizer.decoding.style is not Style.OTHER:
         return [tokenizer.piece(id) for id in ids]
@@ -122,7 +122,7 @@ def _entries(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many elements at the beginning are equal."""
+    """Length of the common prefix."""
     shorter = min(len(one), len(other))
     if one[:shorter] == other[:shorter]:
         return shorter
@@ -131,12 +131,12 @@ def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """How far the target's tokens have been read, and what the draft's tokens are for them."""
+    """How far the target's tokens have been read, and the draft's tokens for them."""
 
     seen: int = 0  # of the target's tokens
     fixed: list[int] = field(default_factory=list)  # the draft's tokens that no further text can change
-    context: str = ""  # the end of the text that they spell
-    open: str = ""  # the text behind them
+    context: str = ""  # the end of their text
+    open: str = ""  # the text after them
 
 
 class Translator:
@@ -147,9 +147,9 @@ class Translator:
         self.draft = draft
 
     def read(self, reading: Reading, tokens: Sequence[int]) -> tuple[Reading, list[int]] | None:
-        """Read on up to the end of the target's `tokens`: the new reading, and all of the draft's tokens.
+        """Read on to the end of the target's `tokens`: the new reading, and all of the draft's tokens.
 
-        None while the last character is incomplete: a draft is given whole characters only.
+        None while the last character is incomplete: a draft gets whole characters only.
         """
         seen, fixed = reading.seen, reading.fixed
         opening = len(self.target.opening) if tokens[:1] == self.target.opening else 0
@@ -160,8 +160,8 @@ class Translator:
         after = reading.open + decoder.push(tokens[seen:])
         if decoder.flush():
             return None
-        spelled = self.draft.behind(reading.context, after)
-        if spelled is None:  # the draft's tokenizer changes what it is given
+        spelled = self.draft.spelled_after(reading.context, after)
+        if spelled is None:  # the draft's tokenizer changes its input
             spelled = Spelled(self.draft.tokenizer.encode(after, add_special=False), [], 0, whole=False)
         count = spelled.settled
         done = after.encode()[: spelled.ends[count - 1]].decode() if count else ""
@@ -172,8 +172,8 @@ class Translator:
         return advanced, fixed + spelled.ids
 
     def back(self, reading: Reading, text: str) -> Spelled:
-        """The target's tokens of a text that the draft wrote behind what was read; none if they cannot begin there."""
-        spelled = self.target.behind((reading.context + reading.open)[-_CONTEXT:], text)
+        """The target's tokens of a text that the draft wrote after the reading; none if no token can begin there."""
+        spelled = self.target.spelled_after((reading.context + reading.open)[-_CONTEXT:], text)
         return spelled or Spelled([], [], 0, whole=False)
 
     def twins(self) -> dict[int, int]:
@@ -182,7 +182,7 @@ class Translator:
         return {id: theirs[entry] for entry, id in ours.items() if entry and entry in theirs}
 
     def endings(self) -> dict[int, int | None]:
-        """For each token that ends the draft's text: the target's token that says so, its namesake if there is one."""
+        """The target's token for each end token of the draft: the one of the same name if there is one."""
         draft, target = self.draft.tokenizer, self.target.tokenizer
         namesakes = {target.token(id): id for id in target.eos_ids}
         return {id: namesakes.get(draft.token(id), next(iter(target.eos_ids), None)) for id in draft.eos_ids}
@@ -190,29 +190,29 @@ class Translator:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What it costs to draft in another vocabulary: tokens of a sample text on both sides, and what they share."""
+    """The cost of drafting in another vocabulary: tokens of a sample text on both sides, and what they share."""
 
     target_tokens: int
     draft_tokens: int
-    common_tokens: int  # of the sample: cut out of it by both
+    common_tokens: int  # tokens of the sample that both tokenizers have
     target_entries: int
     common_entries: int
 
     @property
     def ratio(self) -> float:
-        """Tokens of the draft for one of the target's."""
+        """Draft tokens per target token."""
         return self.draft_tokens / self.target_tokens
 
     @property
     def aligned(self) -> bool:
-        """Whether a token of the draft mostly is a token of the target."""
+        """Whether most tokens of the draft are tokens of the target."""
         return 2 * self.common_tokens > self.draft_tokens
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for display."""
         share = 100 * self.common_entries / self.target_entries
         return (
-            f"{self.ratio:.2f} tokens of the draft for one of the target on a sample text; "
+            f"{self.ratio:.2f} draft tokens per target token on a sample text; "
             f"{share:.1f}% of the target's tokens are tokens of the draft too"
         )
 
@@ -231,7 +231,7 @@ def measure(translator: Translator) -> Crossing:
 
 
 def make_translator(name: str, draft: Tokenizer | None, target: Tokenizer | None) -> Translator:
-    """A translator for draft model `name`; DraftMismatch where there is nothing to translate."""
+    """A translator for draft model `name`; DraftMismatch if there is nothing to translate."""
     if draft is None or target is None:
         whose = f"draft {name}" if draft is None else "the target"
         raise DraftMismatch(f"{whose} has no tokenizer, so its tokens cannot be translated")

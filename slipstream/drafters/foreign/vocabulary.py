@@ -1,4 +1,4 @@
-"""Does a draft speak the target's language? Token by token."""
+"""Compares the vocabularies of a draft and a target, token by token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.text import Tokenizer
 
 @dataclass(frozen=True)
 class VocabularyComparison:
-    """The result: how many ids were compared and the first one that means something else."""
+    """How many ids were compared, and the first one that differs."""
 
     compared: int
     draft_size: int
@@ -19,27 +19,27 @@ class VocabularyComparison:
 
     @property
     def same(self) -> bool:
-        """Whether the tokenizers agree on every id. Rows that only pad a model's matrices are no difference."""
+        """Whether the tokenizers agree on every id. Padding rows of a model's matrices are no difference."""
         return self.difference is None
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for display."""
         sizes = "" if self.draft_size == self.target_size else f" (sizes {self.draft_size} and {self.target_size})"
         if self.difference is None:
             return f"same vocabulary: {self.compared} tokens compared{sizes}"
         token, draft, target = self.difference
         if draft is None and target is None:
-            return f"the draft has {self.draft_size} tokens, the target {self.target_size}, and no tokenizer tells more"
+            return f"the draft has {self.draft_size} tokens, the target {self.target_size}; no tokenizer to compare"
         return f"another vocabulary: token {token} is {draft!r} in the draft and {target!r} in the target{sizes}"
 
     def require_same(self, draft: str) -> None:
-        """Refuse a draft that does not fit."""
+        """Refuse a draft with another vocabulary."""
         if not self.same:
             raise DraftMismatch(f"draft {draft} does not fit the target: {self.describe()}", hint=self.cure)
 
     @property
     def cure(self) -> str | None:
-        """Who would take such a draft, if the tokenizers are there to translate between."""
+        """A drafter that accepts such a draft, if both have tokenizers."""
         translatable = self.difference is not None and self.difference[1:] != (None, None)
         return "foreign_draft takes drafts of another vocabulary, under the verifier `match`" if translatable else None
 

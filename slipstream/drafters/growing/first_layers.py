@@ -1,7 +1,7 @@
-"""The target's first layers as a draft runs them, and what of that verification need not do again.
+"""The target's first layers as a draft model, and the reuse of their rows by verification.
 
-The rows that a draft has run through the first layers are the very rows that verification would compute there, so it
-may begin behind them. Their bits are the same only where a row does not depend on the pass it rides in.
+The rows that a draft ran through the first layers are the rows that verification would compute there, so it may start
+after them. The bits are the same only if the arithmetic is batch-invariant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from slipstream.attention import Segment
-from slipstream.drafters.levels import Growth
+from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.errors import OptionError
 from slipstream.models.model import PassOutput
 from slipstream.tree import Prepared, TokenTree
@@ -31,7 +31,7 @@ def require_exit(method: str, exit: int, layers: int) -> None:
 
 
 class FirstLayers:
-    """The first `count` layers. `reuse`: verification begins behind them, `auto` where that changes no bit."""
+    """The first `count` layers. `reuse`: verification starts after them, `auto` where that changes no bit."""
 
     def __init__(self, target: TargetView, count: int, reuse: str) -> None:
         self._target = target
@@ -39,16 +39,16 @@ class FirstLayers:
         self._reuse = reuse == "yes" or (reuse == "auto" and target.exact)
 
     def run(self, growths: Seq[Growth], segments: Seq[Segment]) -> PassOutput:
-        """A pass, a segment for each growth, whose rows are kept with it."""
+        """A pass, one segment per growth, whose hidden states are kept with it."""
         output = self._target.run(segments, range(self._count))
         for growth, hidden in zip(growths, output.hidden.split([s.rows for s in segments]), strict=True):
             growth.hidden.append(hidden)
         return output
 
     def prepare(self, growths: Seq[Growth], offers: Seq[TokenTree]) -> None:
-        """Let verification begin behind these layers, where the nodes that were fed lie as the offer's rows will.
+        """Let verification start after these layers if the fed nodes are where the offered tree's rows will be.
 
-        Nodes that are offered but were not needed to go on are fed now, so that every row has been through.
+        Nodes that are offered but were not fed are fed now, so that every row has passed these layers.
         """
         if not self._reuse:
             return
@@ -62,5 +62,5 @@ class FirstLayers:
 
 
 def silent(segment: Segment) -> Segment:
-    """The segment without a wish for logits: only its hidden states are wanted."""
+    """The segment without requests for logits: only its hidden states are wanted."""
     return replace(segment, logits_from=segment.rows)

@@ -1,8 +1,8 @@
-"""Trees from levels that were guessed all at once, where each token is linked to the one before it.
+"""Trees from levels guessed all at once, with a link from each token to the next.
 
-Every level has its candidates, and a link says how likely each of them follows each candidate of the level before. All
-links are computed together, and the tree is then picked on the host: the best node whose parent is there, again and
-again. Without links it would be the tree of `marginals.py`.
+Every level has candidates, and a link gives the probability of each after each candidate of the level before. All links
+are computed together; then the host picks the tree best-first: the likeliest node whose parent is in the tree. Without
+links the tree is that of `marginals.py`.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from collections.abc import Callable
 
 import torch
 
-CANDIDATES = 64  # of a level; a token below them may follow a rare one, but hardly in a path that is worth a node
+CANDIDATES = 64  # per level; less likely tokens are hardly on a path that is worth a node
 
 
 class Lattice:
-    """Candidates of each level and their probabilities behind each candidate of the level before."""
+    """Candidates of each level and their probabilities after each candidate of the level before."""
 
     def __init__(
         self, scores: torch.Tensor, link: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], branch: int
     ) -> None:
-        """`scores` [levels, tokens]: logits of each level, the token before it unknown.
+        """`scores` [levels, tokens]: logits of each level without knowledge of the previous token.
 
-        `link`: what to add to the logits of candidates [levels - 1, candidates] behind tokens [levels - 1, before], as
-        [levels - 1, before, candidates]. `branch`: how many candidates may follow a token.
+        `link`: change of the logits of candidates [levels - 1, candidates] after tokens [levels - 1, before], as
+        [levels - 1, before, candidates]. `branch`: most candidates after one token.
         """
         best, self._tokens = torch.topk(scores, min(CANDIDATES, scores.shape[1]))  # [levels, candidates]
         branch = min(branch, best.shape[1])
         whole = scores.logsumexp(-1)
-        first = (best[0, :branch] - whole[0]).exp().clamp_max(1.0)  # behind the root, which is known
-        # Tokens that are no candidates keep the weight that they have without a link.
+        first = (best[0, :branch] - whole[0]).exp().clamp_max(1.0)  # after the root, which is known
+        # Tokens that are not candidates keep their weight without a link.
         others = whole + (-torch.expm1((best.logsumexp(-1) - whole).clamp_max(0.0))).log()
         linked = best[1:, None] + link(self._tokens[:-1], self._tokens[1:])
         total = torch.logaddexp(linked.logsumexp(-1), others[1:, None])
         likely = torch.topk((linked - total[..., None]).exp().clamp_max(1.0), branch)  # [levels - 1, before, branch]
-        # Of each level, behind each token before it, the candidates that may follow and their probabilities.
+        # For each level and each token before it: the candidates that may follow, and their probabilities.
         self._next: list[list[list[int]]] = [[list(range(branch))], *likely.indices.tolist()]
         self._weights: list[list[list[float]]] = [[first.tolist()], *likely.values.tolist()]
 
     def best(self, nodes: int, min_confidence: float) -> list[tuple[int, int, float]]:
         """The `nodes` most probable nodes as (parent, token, joint probability), the best first.
 
-        The root is node 0 and the first of the list node 1, so that parents come before their children. A path without
-        hope (a joint probability of 0, or under `min_confidence`) is left out.
+        The root is node 0, the first of the list node 1; parents come before their children. Paths with a joint
+        probability of 0 or below `min_confidence` are left out.
         """
         tokens: list[list[int]] = self._tokens.tolist()
         found: list[tuple[int, int, float]] = []

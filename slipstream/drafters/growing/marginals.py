@@ -1,7 +1,8 @@
-"""Trees from guesses that know their place and not their parent: the same candidates hang below every node of a depth.
+"""Trees from guesses that depend on the depth and not on the parent: every node of a depth has the same candidates
+below.
 
-A path is worth the product of its candidates' probabilities, and a node is never worth more than its parent. So taking
-the best node whose parent is there, again and again, gives the best tree of every size on the way.
+The probability of a path is the product of its candidates' probabilities, so a node is never likelier than its parent.
+Best-first growth therefore gives the best tree of every size on the way.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ def best_first(
 ) -> list[tuple[int, int, float]]:
     """The `nodes` most probable nodes as (parent, token, joint probability), the best first.
 
-    `tokens` and `probabilities` hold the candidates of each depth, the likeliest first. The root is node 0, and the
-    first of the list node 1, so that parents come before their children. A path without hope (a joint probability of 0,
-    or under `min_confidence`) is left out.
+    `tokens` and `probabilities`: the candidates of each depth, the likeliest first. The root is node 0, the first of
+    the list node 1; parents come before their children. Paths with a joint probability of 0 or below `min_confidence`
+    are left out.
     """
     found: list[tuple[int, int, float]] = []
-    waiting: list[tuple[float, int, int, int]] = []  # (-joint, parent, depth, place among the candidates)
+    waiting: list[tuple[float, int, int, int]] = []  # (-joint, parent, depth, rank among the candidates)
     joints = [1.0]
 
     def consider(parent: int, depth: int, place: int) -> None:
         if depth < len(tokens) and place < len(tokens[depth]):
             joint = joints[parent] * probabilities[depth][place]
             if math.isnan(joint):
-                raise DraftFault("a draft has no probabilities: its numbers are not finite")
+                raise DraftFault("the draft's probabilities are not finite")
             if joint > 0.0 and joint >= min_confidence:
                 heapq.heappush(waiting, (-joint, parent, depth, place))
 

@@ -1,10 +1,10 @@
-"""Trees that grow level by level from the logits of a model, whichever model that is.
+"""Trees that grow level by level from the logits of any model.
 
-A drafter of this kind says how the tokens before the tree reach its model (`_catch_up`) and how a pass is run
-(`_run`). The rest is here: which nodes a level adds, which of them are fed for the next level, what is offered.
+A subclass says how the tokens up to the root reach its model (`_feed_roots`) and how a pass runs (`_run`). This module
+decides which nodes a level adds, which of them are fed for the next level, and which are offered.
 
-Nodes are *chosen* by joint probability (when sampling: by log q plus the noise that the target will read, so that
-draft and target coincide as often as possible), or *sampled* from q without replacement for verifiers that read q.
+Nodes are *chosen* by joint probability (when sampling: by log q plus the noise that the target will use, so that draft
+and target coincide as often as possible), or *sampled* from q without replacement for verifiers that read q.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
 from slipstream import noise
 from slipstream.attention import Segment, tree_segment
-from slipstream.drafters.base import Drafter, DraftOptions, Wish
-from slipstream.errors import DraftFault
+from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
+from slipstream.drafters.growing.catch_up import Text
+from slipstream.errors import DraftFault, OptionError
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import Draw, TokenTree
@@ -30,8 +31,8 @@ from slipstream.types import Plan
 
 @dataclass(frozen=True)
 class GrowthOptions(DraftOptions):
-    """`nodes`: 0 for as many as a chain has levels, or four per level of a tree. `draw`: `top` (chosen nodes) or
-    `sample` (sampled ones, for verifiers that read q); `auto` samples where the verifier reads q and the request does.
+    """`nodes`: 0 for one per level in a chain, four per level in a tree. `draw`: `top` (chosen nodes) or `sample`
+    (sampled nodes, for verifiers that read q); `auto` samples if the verifier reads q and the request samples.
     """
 
     depth: int = 4
@@ -45,17 +46,14 @@ class GrowthOptions(DraftOptions):
 
     @property
     def plan(self) -> Plan:
-        """The plan, with the number of nodes that suits the shape where none is given."""
+        """The plan, with a default number of nodes for the shape."""
         nodes = self.nodes or (self.depth if self.branch == 1 else min(192, 4 * self.depth))
         return Plan(self.depth, nodes, self.branch, self.min_confidence)
 
 
-CHUNK = 512  # tokens of a prompt fed per pass when a model of a drafter's own catches up
-
-
 @dataclass
 class Growth:
-    """A tree while it grows. `tree` holds the nodes that were (or will be) fed to the model, in slot order."""
+    """A tree while it grows. `tree` holds the nodes that were or will be fed to the model, in slot order."""
 
     sequence: Sequence
     plan: Plan
@@ -64,34 +62,28 @@ class Growth:
     sampled: bool
     fed: int = 0  # nodes whose K/V are in the store
     leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
-    hidden: list[torch.Tensor] = field(default_factory=list)  # of the nodes fed, if the drafter keeps them
-    logits: torch.Tensor | None = None  # [levels, vocab], if the drafter knows those of all levels beforehand
+    # The model's hidden states at the fed nodes, one row each in slot order, if anything reads them later.
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    logits: torch.Tensor | None = None  # [levels, vocab], if the drafter has those of all levels at once
 
     def extends_to(self, tree: TokenTree) -> bool:
-        """Whether the nodes that were fed are the first nodes of `tree`, and so lie where its rows will."""
+        """Whether the fed nodes are the first nodes of `tree`, so that their rows are in place."""
         fed = self.fed
         return fed > 0 and (tree.tokens[:fed], tree.parents[:fed]) == (self.tree.tokens[:fed], self.tree.parents[:fed])
 
-    def unseen(self, seen: int) -> Segment:
-        """The next tokens of the sequence that a model has not seen, `seen` of them being known to it.
-
-        A piece of them at a time; the root is the last of all, and its logits are wanted.
-        """
-        # The root is fed again where a proposal is made anew, because the first one broke behind this point.
-        seen = min(seen, self.root_slot)
-        chunk = self.sequence.tokens[seen : seen + CHUNK]
-        last = seen + len(chunk) == len(self.sequence.tokens)
-        return tree_segment(self.sequence.table, seen, chunk, self.tree if last else None)
+    def unseen(self, store: str) -> Segment:
+        """The next chunk of the sequence without rows in a store; the root comes last."""
+        return Text(self.sequence.table, self.sequence.tokens, self.tree).unseen(store)
 
     def kept(self, tokens: Seq[int]) -> list[int]:
-        """Of the nodes that were fed, those on the path of the accepted `tokens`.
+        """Of the fed nodes, those on the path of the accepted `tokens`.
 
         The last token is the next root and must be fed again for its logits, even if a node guessed it.
         """
         return [node for node in self.tree.walk(tokens[:-1]) if node < self.fed]
 
     def bar(self, candidates: Seq[tuple[float, int, int]]) -> float:
-        """The joint probability of the last node that would be offered if these were all that is still to come."""
+        """The joint probability of the last node that would be offered if no candidates but these were to come."""
         joints = [*self.tree.confidence[1:], *(leaf[0] for leaf in self.leaves), *(new[0] for new in candidates)]
         if len(joints) < self.plan.nodes:
             return 0.0
@@ -103,29 +95,52 @@ class Growth:
 
 
 Options = TypeVar("Options", bound=GrowthOptions)
-Candidates = list[list[tuple[int, float]]]  # for each parent, tokens with the probability that the target takes them
+Candidates = list[list[tuple[int, float]]]  # per parent: tokens and the probability that the target chooses them
 
 
 class GrowingDrafter(Drafter[Options], Generic[Options]):
     """Draft by passes of a model."""
 
-    # -- what a kind of model has to say ------------------------------------------------------------------------------
+    growth_type: ClassVar[type[Growth]] = Growth  # a subclass may keep more state per tree
+
+    def _require_layers(self, what: str) -> None:
+        """Refuse a target that does not expose its layers. `what`: what the drafter does with them."""
+        if not self.target.layered:
+            raise OptionError(
+                f"{self.name} {what}, and a model run by transformers does not expose them",
+                hint="use a drafter that does not read the target's layers",
+            )
+
+    # -- implemented by subclasses ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
-        """Feed what the model has not seen, up to the roots; logits [1, vocab] after each root, None: draft nothing."""
+    def _feed_roots(self, growths: list[Growth]) -> Seq[torch.Tensor | None]:
+        """Feed the unseen tokens of texts that the model follows, up to the roots; logits [1, vocab] after each root,
+        None: grow no levels.
+        """
 
     @abstractmethod
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         """A pass over the nodes of each tree that have not been fed; their logits, tree after tree."""
 
     def room(self, sequence: Sequence) -> int:
-        """Levels that the model's own context still has room for."""
+        """Levels that still fit in the model's own context."""
         return self.target.longest - len(sequence.tokens)
 
     def follows(self, sequence: Sequence) -> bool:
-        """Whether everything is there that a draft for this sequence has to read of the target."""
+        """Whether everything that a draft for this sequence reads of the target is available."""
         return True
+
+    def bring_up(self, sequences: Seq[Sequence]) -> bool:
+        """Feed the unseen tokens of these sequences, up to the roots; False if the model cannot follow all of them.
+
+        For drafts made on the device: nothing is proposed.
+        """
+        growths = [self._start(DraftRequest(sequence, Plan(depth=1, nodes=1))) for sequence in sequences]
+        self._catch_up(growths)
+        for sequence in sequences:
+            del sequence.drafting[self.key]
+        return all(growth.fed for growth in growths)
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
@@ -141,11 +156,11 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         """Nodes fed per level: one for a chain, enough for the node budget to reach the last level in a tree."""
         return 1 if plan.branch == 1 else max(plan.branch, plan.nodes // max(1, plan.depth))
 
-    def propose(self, wishes: Seq[Wish]) -> list[TokenTree]:
-        return [self._offer(growth) for growth in self._grow(wishes)]
+    def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
+        return [self._offer(growth) for growth in self._grow(requests)]
 
-    def _grow(self, wishes: Seq[Wish]) -> list[Growth]:
-        growths = [self._start(wish) for wish in wishes]
+    def _grow(self, requests: Seq[DraftRequest]) -> list[Growth]:
+        growths = [self._start(request) for request in requests]
         rows = self._catch_up(growths)
         for level in range(1, max(growth.plan.depth for growth in growths) + 1):
             growing = [(g, r) for g, r in zip(growths, rows, strict=True) if r is not None]
@@ -156,17 +171,25 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
             rows = self._feed(growths, level)
         return growths
 
-    def _start(self, wish: Wish) -> Growth:
-        sequence = wish.sequence
-        levels = min(wish.plan.depth, wish.plan.nodes, self.room(sequence))
-        plan = replace(wish.plan, depth=max(0, levels))
+    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
+        """Bring the model up to the roots; logits [1, vocab] after each of them, None: draft nothing."""
+        ready = [growth for growth in growths if growth.plan.drafts and self.follows(growth.sequence)]
+        rows = dict(zip(map(id, ready), self._feed_roots(ready), strict=True)) if ready else {}
+        for growth in ready:
+            growth.fed = 1
+        return [rows.get(id(growth)) for growth in growths]
+
+    def _start(self, request: DraftRequest) -> Growth:
+        sequence = request.sequence
+        levels = min(request.plan.depth, request.plan.nodes, self.room(sequence))
+        plan = replace(request.plan, depth=max(0, levels))
         sampled = self.samples and not (self.options.draw == "auto" and sequence.params.greedy)
-        growth = Growth(sequence, plan, TokenTree(sequence.tokens[-1]), len(sequence.tokens) - 1, sampled)
+        growth = self.growth_type(sequence, plan, TokenTree(sequence.tokens[-1]), len(sequence.tokens) - 1, sampled)
         sequence.drafting[self.key] = growth
         return growth
 
     def _add_level(self, growth: Growth, logits: torch.Tensor, level: int) -> None:
-        """Children of the nodes that were fed last; `logits` are theirs, in order."""
+        """Add children of the nodes fed last; `logits` are theirs, in order."""
         first = growth.fed - len(logits)
         parents = range(first, growth.fed)
         if growth.sampled:
@@ -181,11 +204,11 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
             for token, probability in children:
                 joint = tree.confidence[parent] * probability
                 if math.isnan(joint):
-                    raise DraftFault(f"{self.name} has no probabilities: its numbers are not finite")
+                    raise DraftFault(f"{self.name}: the draft's probabilities are not finite")
                 if joint >= plan.min_confidence:
                     candidates.append((joint, parent, token))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
-        # What is below a node is less likely than the node: nothing below these would be offered.
+        # A child is less likely than its parent: nothing below these would be offered.
         bar = growth.bar(candidates)
         worth = 0 if last else sum(joint > bar for joint, _, _ in candidates[: self.width(plan)])
         for joint, parent, token in sorted(candidates[:worth], key=lambda c: c[1]):
@@ -193,14 +216,16 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         growth.leaves.extend(candidates[worth:])
 
     def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
-        """The likeliest children of each parent, whose logits are given."""
+        """The likeliest children of each parent, given the parents' logits."""
         sampler, tree, count = growth.sequence.sampler, growth.tree, growth.plan.branch
-        return [likeliest(sampler, row, tree.path_tokens(p), count) for p, row in zip(parents, logits, strict=True)]
+        return [
+            likeliest_children(sampler, row, tree.path_tokens(p), count) for p, row in zip(parents, logits, strict=True)
+        ]
 
     def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
-        """Draw children of these nodes, the surest of them first, as many as leave the levels below their share.
+        """Draw children of these nodes, the most confident first, as many as leave the levels below their share.
 
-        Whether a node gets children is decided by the node, and how many by counts: never by the children's tokens.
+        Whether a node gets children depends on the node, how many on counts: never on the children's tokens.
         """
         plan, tree = growth.plan, growth.tree
         levels = plan.depth - tree.depths[parents[0]]  # this one and those below
@@ -211,7 +236,7 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
                 room -= self._draw(growth, logits[parent - parents[0]], parent, count)
 
     def _draw(self, growth: Growth, row: torch.Tensor, parent: int, count: int) -> int:
-        """Draw `count` siblings below a node without replacement, or as many as there can be; how many."""
+        """Draw `count` siblings below a node without replacement, or as many as exist; returns how many."""
         tree, sampler = growth.tree, growth.sequence.sampler
         q = sampler.probabilities(row, tree.path_tokens(parent))
         draw = Draw(q)
@@ -224,7 +249,7 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         return len(order)
 
     def _feed(self, growths: list[Growth], level: int) -> list[torch.Tensor | None]:
-        """Run the nodes that were added by this level and still have a level below them; their logits."""
+        """Run the nodes that this level added and that still have a level below them; their logits."""
         feeding = [g for g in growths if g.fed and len(g.tree) > g.fed and level < g.plan.depth]
         if not feeding:
             return [None] * len(growths)
@@ -237,17 +262,13 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
     def _offer(self, growth: Growth) -> TokenTree:
         if growth.sampled:
             return growth.tree
-        offer = TokenTree(growth.tree.tokens[0])
-        offer.merge(growth.tree)
-        for joint, parent, token in growth.leaves:
-            offer.add(parent, token, origin=self.name, confidence=joint)
-        return offer.pruned(growth.plan.nodes)
+        return growth.tree.best_with(growth.leaves, growth.plan.nodes, origin=self.name)
 
 
-def likeliest(sampler: Sampler, row: torch.Tensor, path: Seq[int], count: int) -> list[tuple[int, float]]:
-    """The likeliest tokens after `path` by a draft's logits, with the probability that the target takes them.
+def likeliest_children(sampler: Sampler, row: torch.Tensor, path: Seq[int], count: int) -> list[tuple[int, float]]:
+    """The likeliest tokens after `path` by a draft's logits, with the probability that the target chooses them.
 
-    When sampling, the noise that the target will read is known and counted in.
+    When sampling, the noise that the target will use is known and included.
     """
     if sampler.params.greedy:
         ids, scores = None, sampler.adjusted(row, path).float()

@@ -1,4 +1,4 @@
-"""Hidden states of the target, a row per token, kept for a head under the sequence's page table."""
+"""Hidden states of the target, one row per token, stored for a head under the sequence's page table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import torch
 
 from slipstream.cache import PAGE_SIZE, PagedCache, PageTable
 from slipstream.drafters.base import Outcome
+from slipstream.sequence import Sequence
 
 
 class FeatureStore:
     """What a head reads of the tokens before the root: the tapped layers' rows, side by side.
 
-    Rows are only appended, as the target commits them. Where a prefix was found in the cache but its hidden states were
-    not (its request went on without drafts), the rows are zeros: the head guesses worse behind them, and that is all.
+    Rows are only appended, as the target commits them. A sequence that missed some (it ran without drafts for a while)
+    gets no more: its rows end where the gap begins, and it drafts nothing from there on.
     """
 
     def __init__(self, cache: PagedCache, name: str, taps: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
@@ -26,22 +27,25 @@ class FeatureStore:
         table = outcome.sequence.table
         rows = torch.cat([outcome.taps[layer] for layer in self._taps], dim=1)
         stop = outcome.sequence.cached
-        start, known = stop - len(rows), self.length(table)
-        if known < start:
-            self.write(table, known, rows.new_zeros(start - known, rows.shape[1]))
-        self.write(table, start, rows)
+        start = stop - len(rows)
+        if start <= self.length(table):
+            self.write(table, start, rows)
 
     def length(self, table: PageTable) -> int:
-        """How many tokens' rows there are."""
+        """Number of tokens with rows."""
         return table.lengths.get(self.name, 0)
 
+    def follows(self, sequence: Sequence) -> bool:
+        """Whether all tokens before the root have rows."""
+        return self.length(sequence.table) >= len(sequence.tokens) - 1
+
     def read(self, table: PageTable, start: int, stop: int) -> torch.Tensor:
-        """Rows [stop - start, taps * width]; before the first token there are zeros."""
+        """Rows [stop - start, taps * width]; zeros before the first token."""
         rows = self.data[*self._places(table, max(0, start), stop)]
         return rows if start >= 0 else torch.cat([rows.new_zeros(-start, rows.shape[1]), rows])
 
     def write(self, table: PageTable, start: int, rows: torch.Tensor) -> None:
-        """Keep rows [count, taps * width] of the tokens from `start` on; none are known behind them."""
+        """Write rows [count, taps * width] of the tokens from `start` on; they become the last rows."""
         stop = start + len(rows)
         self.data[*self._places(table, start, stop)] = rows.to(self.data.dtype)
         table.lengths[self.name] = stop

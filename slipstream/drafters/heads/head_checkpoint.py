@@ -1,11 +1,11 @@
 """Checkpoints of trained drafters: directories that describe themselves.
 
-`drafter.json` says what it is (format version, method, settings, the target it was trained for, how it was made and
-what it measured); `weights.safetensors` holds the weights, and `vocab`, the target's ids of the draft tokens. Matrices
-may be stored in few bits (`stored.py`); the trainer compares that with float32 by decoding.
+`drafter.json` holds the format version, the method, its settings, the target it was trained for, its provenance and its
+measured figures; `weights.safetensors` the weights and `vocab`, the target's ids of the draft tokens. Matrices may be
+quantized (`weight_codec.py`); the trainer compares the result with float32 by decoding.
 
-Those that come with the package lie beside this module, a user's own in the cache or wherever `model=` points. A user's
-own goes first.
+Checkpoints of the package are in `drafters/shipped`, the user's own in the cache or where `checkpoint=` points. The
+user's own take precedence.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from slipstream.drafters.stored import packed, unpacked
+from slipstream.drafters.heads.weight_codec import packed, unpacked
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError
 from slipstream.folders import cache_directory, expanded
 from slipstream.models.config import ModelConfig
 
 FORMAT, VERSION = "slipstream-drafter", 1
 DESCRIPTION, WEIGHTS = "drafter.json", "weights.safetensors"
-_SHIPPED = Path(__file__).parent / "shipped"
+_SHIPPED = Path(__file__).parents[1] / "shipped"
+_SHAPE = ("vocab_size", "hidden_size", "layers")  # of a target
 
 
 @dataclass(frozen=True)
 class Made:
-    """For which target a drafter was made."""
+    """The target that a drafter was made for."""
 
     fingerprint: str
     name: str
@@ -45,7 +46,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained drafter as it lies on disk."""
+    """A trained drafter on disk."""
 
     method: str
     settings: dict[str, Any]
@@ -56,19 +57,19 @@ class Trained:
     figures: dict[str, Any] = field(default_factory=dict)  # what was measured of it
 
     def require_shape(self, method: str, config: ModelConfig, where: Path) -> None:
-        """Refuse another method's checkpoint, and that of a target of another shape."""
+        """Refuse a checkpoint of another method, or for a target of another shape."""
         if self.method != method:
             raise OptionError(f"{where} holds a drafter of kind {self.method!r}, not {method!r}")
-        for name in ("vocab_size", "hidden_size", "layers"):
+        for name in _SHAPE:
             if getattr(self.target, name) != getattr(config, name):
                 raise OptionError(
-                    f"{where} was trained for {self.target.name}, which has {name}={getattr(self.target, name)}, and "
+                    f"{where} was trained for {self.target.name}, which has {name}={getattr(self.target, name)}, but "
                     f"this target has {getattr(config, name)}",
                     hint=f"train one for this target: slipstream train {method} -m MODEL",
                 )
 
     def require(self, method: str, fingerprint: str, where: Path) -> None:
-        """Refuse another method's checkpoint, and another target's."""
+        """Refuse a checkpoint of another method, or for another target."""
         if self.method != method:
             raise OptionError(f"{where} holds a drafter of kind {self.method!r}, not {method!r}")
         if self.target.fingerprint != fingerprint:
@@ -80,8 +81,12 @@ class Trained:
 
 
 def directory(method: str, fingerprint: str) -> Path:
-    """Where a user's own drafter of a kind for a target lies by default."""
-    return cache_directory() / "drafters" / f"{method}-{fingerprint}"
+    """Default path of the user's own drafter of a kind for a target."""
+    return _own_folder() / f"{method}-{fingerprint}"
+
+
+def _own_folder() -> Path:
+    return cache_directory() / "drafters"
 
 
 def find(method: str, fingerprint: str) -> Path | None:
@@ -92,8 +97,21 @@ def find(method: str, fingerprint: str) -> Path | None:
     return None
 
 
+def of_shape(method: str, config: ModelConfig) -> list[Path]:
+    """The drafters of this kind made for a target of this shape, the user's own first. Only the fingerprint identifies
+    the target.
+    """
+    places = [found for folder in (_own_folder(), _SHIPPED) for found in sorted(folder.glob(f"{method}-*"))]
+    return [place for place in places if (place / DESCRIPTION).exists() and _has_shape(place, config)]
+
+
+def _has_shape(place: Path, config: ModelConfig) -> bool:
+    target = _description(place).get("target")
+    return isinstance(target, dict) and all(target.get(name) == getattr(config, name) for name in _SHAPE)
+
+
 def own(method: str, fingerprint: str, instead: str = "") -> Path:
-    """The drafter of this kind for this target. Where nobody has trained one, OptionError says what to do `instead`."""
+    """The drafter of this kind for this target. If there is none, OptionError suggests `instead`."""
     place = find(method, fingerprint)
     if place is None:
         raise OptionError(
@@ -104,9 +122,9 @@ def own(method: str, fingerprint: str, instead: str = "") -> Path:
 
 
 def named(given: str, kinds: Collection[str]) -> Path | None:
-    """The directory that a checkpoint was given as; None where it was given as a kind, of which a target has its own.
+    """The directory that a checkpoint was given as; None if it was given as a kind, to be looked up for the target.
 
-    A directory counts if it holds a checkpoint: another one of a kind's name hides nothing.
+    A directory counts only if it holds a checkpoint, so another one with a kind's name hides nothing.
     """
     place = expanded(given)
     if (place / DESCRIPTION).exists():
@@ -119,7 +137,7 @@ def named(given: str, kinds: Collection[str]) -> Path | None:
 
 
 def load(place: Path) -> Trained:
-    """Read a checkpoint; errors name the file and the cure."""
+    """Read a checkpoint; errors name the file and a hint."""
     description = _description(place)
     try:
         stored = load_file(place / WEIGHTS)
@@ -158,8 +176,8 @@ def _description(place: Path) -> dict[str, Any]:
 
 
 def save(place: Path, trained: Trained, *, bits: int | None = None, files: Mapping[str, str] | None = None) -> None:
-    """Write a checkpoint, all or nothing. `bits`: 6 or 8 for matrices, and the rest as bfloat16; none: as they are.
-    `files`: texts to lie beside it, by name.
+    """Write a checkpoint atomically. `bits`: 6 or 8 for matrices, and bfloat16 for the rest; None: unchanged. `files`:
+    texts to write next to it, by name.
     """
     description = {
         "format": FORMAT,
@@ -187,9 +205,9 @@ def save(place: Path, trained: Trained, *, bits: int | None = None, files: Mappi
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a file of tensors; a disk that does not take it is an OSError, as with any other file."""
+    """Write a file of tensors; a failing disk is an OSError, as with any other file."""
     file.touch()
-    mode = file.stat().st_mode  # what files get here; the library's are nobody's but their owner's
+    mode = file.stat().st_mode  # the default here; the library makes files readable by the owner alone
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, file, metadata)
     except SafetensorError as error:
@@ -198,7 +216,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
 
 
 def _replace(place: Path, partial: Path) -> None:
-    """Put a directory where another one may lie; at no moment is there half of one."""
+    """Put a directory in place of another one; there is never a partial one."""
     old = place.with_name(f".{place.name}-old-{os.getpid()}")
     if place.exists():
         place.rename(old)

@@ -1,4 +1,4 @@
-"""One decoder layer of a head: as it is trained (whole texts at once) and as it drafts (rows over pages)."""
+"""One decoder layer of a head: for training (whole texts at once) and for drafting (rows over pages)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.cache import LayerStore
-from slipstream.drafters.head_rows import HeadRows
-from slipstream.fused import gated, runs_fused, turned
+from slipstream.drafters.heads.head_rows import HeadRows
+from slipstream.gpu.fused import gated, rotated, runs_fused
+from slipstream.gpu.layer_ops import DeferredNorm
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import AddingLinear, add_product, make_draft_linear
+from slipstream.models.layers.linear import AddingLinear, add_product, make_draft_linear
+from slipstream.models.layers.rope import inverse_frequencies
 from slipstream.models.native_layers import NativeLayers, dense_products
 from slipstream.models.native_rows import native_shape
-from slipstream.models.rope import inverse_frequencies
 from slipstream.models.unfold import PlainLayer
-from slipstream.passing import Late
 
 
 class HeadLayer(nn.Module):
-    """Attention and a gated MLP in the target's shape. What goes into q, k and v may be wider than the residual.
+    """Attention and a gated MLP in the target's shape. The input of q, k and v may be wider than the residual.
 
-    Whoever uses it norms its inputs. Heads are laid out with the dimensions that turn together side by side.
+    The caller norms its inputs. Heads are laid out with rotated pairs of dimensions side by side.
     """
 
     def __init__(self, config: ModelConfig, inputs: int, mlp: int | None = None) -> None:
@@ -38,7 +38,7 @@ class HeadLayer(nn.Module):
         self.register_buffer("frequencies", inverse_frequencies(config), persistent=False)
 
     def turns(self, positions: torch.Tensor) -> torch.Tensor:
-        """By what q, k and v of positions [length] are multiplied, complex: q is scaled, too, and v is left alone."""
+        """Complex factors for q, k and v at positions [length]: q is also scaled, and v is unchanged."""
         config = self.config
         angles = torch.outer(positions.float(), self.get_buffer("frequencies"))
         turns = torch.polar(torch.ones((), device=positions.device), angles)
@@ -47,29 +47,29 @@ class HeadLayer(nn.Module):
         return torch.cat(parts, 1)
 
     def project(self, qkv: torch.Tensor, turns: torch.Tensor) -> Projected:
-        """The product with `qkv`, [batch, length, width of q, k and v], as q, k and v of whole texts."""
+        """The product with `qkv`, [batch, length, width of q, k and v], split into q, k and v."""
         config = self.config
-        parts = turned(qkv, turns).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
+        parts = rotated(qkv, turns).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         return Projected(*parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1))
 
     def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """From what attention gave, [batch, heads, length, size], to the layer's output [batch, length, width]."""
+        """Attention output [batch, heads, length, size] -> the layer's output [batch, length, width]."""
         x = residual + self.out(mixed.transpose(1, 2).flatten(2))
         normed = functional.rms_norm(x, self.mlp_norm.shape, self.mlp_norm.to(x.dtype), self.config.norm_eps)
         output: torch.Tensor = x + self.down(gated(self.gate_up(normed)))
         return output
 
     def forward(self, inputs: torch.Tensor, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The layer over whole texts, each row seeing those before it."""
+        """The layer over whole texts, with causal attention."""
         rows = self.project(self.qkv(inputs), self.turns(positions))
         return self.close(rows.attended(), residual)
 
 
 def begin_as(layer: HeadLayer, source: PlainLayer | None) -> None:
-    """Let a layer begin as one of the target's, as far as the shapes are the same.
+    """Initialise a layer from one of the target's, as far as the shapes agree.
 
-    Where more goes into q, k and v than the target's layer reads, the last part is what the target's would read. A
-    narrower MLP begins with those units of the target's that can say most.
+    If the input of q, k and v is wider than that of the target's layer, its last part is what the target's layer reads.
+    A narrower MLP takes the target's units with the largest weights.
     """
     if source is None:
         return
@@ -88,14 +88,14 @@ def begin_as(layer: HeadLayer, source: PlainLayer | None) -> None:
 
 
 def _strongest(gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, count: int) -> torch.Tensor:
-    """The units of an MLP with the longest weights, ascending; all of them where there are no more."""
+    """The units of an MLP with the largest weights, ascending; all of them if there are no more."""
     strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
     units: torch.Tensor = strength.topk(min(count, len(strength))).indices
     return units.sort().values
 
 
 def begin_with(linear: nn.Linear, part: int) -> None:
-    """Let a matrix that joins parts of one width begin with handing on one of them, and little of the others."""
+    """Initialise a matrix that joins parts of one width to pass on one part, and little of the others."""
     width = linear.weight.shape[0]
     with torch.no_grad():
         linear.weight.mul_(0.1)
@@ -111,18 +111,18 @@ class Projected:
     v: torch.Tensor
 
     def attended(self, visible: torch.Tensor | None = None) -> torch.Tensor:
-        """What each row sees, mixed, [batch, heads, length, size]: `visible` [length, length], or all before it."""
+        """Attention output [batch, heads, length, size]: masked by `visible` [length, length], or causal."""
         if visible is None:
             return functional.scaled_dot_product_attention(
                 self.q, self.k, self.v, is_causal=True, scale=1.0, enable_gqa=True
             )
         group = self.q.shape[1] // self.k.shape[1]
-        k, v = (part.repeat_interleave(group, 1) for part in (self.k, self.v))  # the fast kernels with masks want it
+        k, v = (part.repeat_interleave(group, 1) for part in (self.k, self.v))  # needed by the fast kernels with masks
         return functional.scaled_dot_product_attention(self.q, k, v, attn_mask=visible, scale=1.0)
 
 
 class PagedHeadLayer:
-    """The same layer over the rows of a pass, its K/V in a store of the drafter's own."""
+    """The same layer over the rows of a pass, with its K/V in the drafter's own store."""
 
     def __init__(self, layer: HeadLayer, dtype: torch.dtype, device: str) -> None:
         config = layer.config
@@ -138,13 +138,13 @@ class PagedHeadLayer:
         self._out = make_draft_linear(ready(layer.out.weight))
         self._down = make_draft_linear(ready(layer.down.weight))
         self._native_shape = native_shape(config) if device == "cpu" and dtype == torch.float32 else None
-        length = config.hidden_size**0.5 if self._native_shape else 1.0  # which our own kernels' norm leaves out
+        length = config.hidden_size**0.5 if self._native_shape else 1.0  # our own kernels' norm leaves this factor out
         self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm * length))
         self._norm = torch.full((config.hidden_size,), 1 / length, dtype=dtype, device=device)
         self._native = self._as_program()
 
     def _as_program(self) -> NativeLayers | None:
-        """All of it as one program of our own kernels, where those can be had."""
+        """The whole layer as one program of our own kernels, if available."""
         shape, parts = self._native_shape, dense_products(self._qkv, self._out, self._gate_up, self._down)
         if shape is None or parts is None:
             return None
@@ -160,7 +160,7 @@ class PagedHeadLayer:
         mixed = mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype)
         if isinstance(self._out, AddingLinear) and isinstance(self._gate_up, AddingLinear) and runs_fused(inputs):
             x = self._out.onto(residual, mixed)
-            late = Late(x, self._config.norm_eps * x.shape[1], x.shape[1] ** 0.5)
+            late = DeferredNorm(x, self._config.norm_eps * x.shape[1], x.shape[1] ** 0.5)
             add_product(x, self._down, self._gate_up.gates(late))
             return x
         x = residual + self._out(mixed)

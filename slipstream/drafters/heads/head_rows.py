@@ -1,4 +1,4 @@
-"""The rows of one pass of a head: where its K/V go, how positions turn them, what they see."""
+"""The rows of one pass of a head: KV slots, rotary positions, attention masks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from slipstream import attention
 from slipstream.attention import Attention, Segment, Tiles, attention_over
 from slipstream.cache import LayerStore
-from slipstream.lanes import LaneRows
+from slipstream.gpu.lanes import LaneRows
+from slipstream.gpu.layer_ops import RowPlacement, rotate_and_store
 from slipstream.models.config import ModelConfig
+from slipstream.models.layers.rope import RopeTable, rotate_, turns_of_all_heads
 from slipstream.models.native_rows import NativeRows, native_shape
-from slipstream.models.rope import RopeTable, rotate_, turns_of_all_heads
 from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
-from slipstream.passing import Turned, turn_and_keep
 
 
 class HeadRows:
-    """Everything about a pass that does not depend on the layer."""
+    """The part of a pass that does not depend on the layer."""
 
-    native: NativeRows | None = None  # the rows for our own kernels, where those run
+    native: NativeRows | None = None  # the rows for our own kernels, if those run
 
     def __init__(self, rows: PlacedRows, attend: Attention, config: ModelConfig, rope: RopeTable) -> None:
         self._placed = rows
@@ -30,17 +30,17 @@ class HeadRows:
         if rows.places is None:
             self._all_turns = turns_of_all_heads(table[rows.positions], config)
         else:
-            self._turned = Turned(table, rows.positions, *rows.places)
+            self._turned = RowPlacement(table, rows.positions, *rows.places)
 
     def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of [rows, width], the rows whose logits are asked for."""
+        """Of [rows, width], the rows whose logits are requested."""
         return hidden
 
     def mix(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
-        """Attention: [rows, width of qkv] -> [rows, heads * size]. K and V go where the rows lie."""
+        """Attention: [rows, width of qkv] -> [rows, heads * size]. K and V are written to the rows' slots."""
         rows, config = self._placed, self._config
         if rows.places is not None:
-            turn_and_keep(qkv, self._turned, store.both, config.heads, None)
+            rotate_and_store(qkv, self._turned, store.both, config.heads, None)
         else:
             rotate_(qkv, self._all_turns)
             count, width = qkv.shape
@@ -51,7 +51,7 @@ class HeadRows:
 
 
 class PagedRows(HeadRows):
-    """Rows that the host has laid out."""
+    """Rows laid out by the host."""
 
     def __init__(
         self, segments: Sequence[Segment], config: ModelConfig, rope: RopeTable, device: str, dtype: torch.dtype
@@ -74,7 +74,7 @@ class PagedRows(HeadRows):
 
 
 class LanedRows(HeadRows):
-    """Rows of lanes, laid out on the device. All logits are wanted."""
+    """Rows of lanes, laid out on the device. All logits are requested."""
 
     def __init__(self, rows: LaneRows, tiles: Tiles, config: ModelConfig, rope: RopeTable, device: str) -> None:
         attend = attention.over_tiles(tiles, config.heads, config.kv_heads, config.head_dim, device)

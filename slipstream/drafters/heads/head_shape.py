@@ -1,17 +1,17 @@
-"""Heads whose layer has a shape of its own, as many of those have that were trained elsewhere."""
+"""Heads whose layer has a shape of its own, as many imported heads do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slipstream.drafters.head import HeadSettings
+from slipstream.drafters.heads.head import HeadSettings
 from slipstream.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
 class ShapedSettings(HeadSettings):
-    """The shape of a head's layer; 0 is always the target's. `mlp`: width of the MLP. `heads`, `kv_heads`, `head_dim`:
-    attention. `rope_theta`: base of a rotation without scaling. `norm_eps`: what norms add before the root.
+    """The shape of a head's layer; 0 means the target's. `mlp`: MLP width. `heads`, `kv_heads`, `head_dim`: attention.
+    `rope_theta`: base of unscaled rotary positions. `norm_eps`: epsilon of the norms.
     """
 
     mlp: int = 0
@@ -30,7 +30,7 @@ class ShapedSettings(HeadSettings):
         self.require(self.head_dim % 2 == 0, "head_dim", "even numbers")
 
     def shaped(self, target: ModelConfig) -> ModelConfig:
-        """The target's shape with all that the layer has of its own."""
+        """The target's shape with the layer's own settings."""
         if self.rope_theta:
             target = replace(target, rope_theta=self.rope_theta, rope_scaling=None, rope_factors=())
         return replace(

@@ -1,4 +1,4 @@
-"""Layers one behind the other and the rows that judge what comes out: as they are trained and as they draft."""
+"""A stack of layers and the output rows after it, for training and for drafting."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import nn
 from torch.nn import functional
 
 from slipstream.cache import LayerStore
-from slipstream.drafters.head import Frame, Head
-from slipstream.drafters.head_layer import HeadLayer, PagedHeadLayer
-from slipstream.drafters.head_rows import HeadRows
-from slipstream.models.linear import make_draft_linear
-from slipstream.models.norm import RowNorms
+from slipstream.drafters.heads.head import Frame, Head
+from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer
+from slipstream.drafters.heads.head_rows import HeadRows
+from slipstream.models.layers.linear import make_draft_linear
+from slipstream.models.layers.norm import RowNorms
 
 
 class LayerStack(nn.Module):
-    """Layers of the target's width, a norm before each of them and one behind the last."""
+    """Layers of the target's width, with a norm before each and one after the last."""
 
     def __init__(self, frame: Frame, layers: int, mlp: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class LayerStack(nn.Module):
         self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Whole texts [batch, length, width] -> what the output rows read, each row seeing those before it."""
+        """Whole texts [batch, length, width] -> what the output rows read, with causal attention."""
         positions = torch.arange(x.shape[1], device=x.device)
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = layer(self._normed(x, norm), x, positions)
@@ -39,7 +39,7 @@ class LayerStack(nn.Module):
 
 
 class StackHead(Head):
-    """A head that is a stack of layers and nothing else."""
+    """A head that is only a stack of layers."""
 
     def __init__(self, frame: Frame, layers: int, mlp: int) -> None:
         super().__init__(frame)
@@ -47,7 +47,7 @@ class StackHead(Head):
 
 
 class PagedStack:
-    """The same stack over the rows of a pass, a layer of a store for each of its layers."""
+    """The same stack over the rows of a pass, with one layer of a store per layer."""
 
     def __init__(self, head: StackHead, dtype: torch.dtype, device: str) -> None:
         def ready(weight: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class PagedStack:
         return len(self._layers)
 
     def __call__(self, x: torch.Tensor, rows: HeadRows, stores: Sequence[LayerStore]) -> torch.Tensor:
-        """[rows, width] -> logits [rows that ask for them, draft tokens]; x is left as it is."""
+        """[rows, width] -> logits [rows that request them, draft tokens]; x is unchanged."""
         return self.judge(rows.wanted(self.run(x, rows, stores)))
 
     def run(self, x: torch.Tensor, rows: HeadRows, stores: Sequence[LayerStore]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The heads of `medusa`, and what they learn."""
+"""The heads of `medusa` and their training."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from slipstream.drafters.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
-from slipstream.drafters.static_tree import RANKS, Tally
+from slipstream.drafters.growing.static_tree import RANKS, RankTally
+from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
 
 
 @dataclass(frozen=True)
 class MedusaSettings(HeadSettings):
-    """`heads`: how many places behind the root are guessed. `decay`: what a head counts against the one before it.
+    """`heads`: positions after the root that are guessed. `decay`: weight of a head's loss relative to the one before.
     `root`: the heads also read the root's embedding, which is known before they guess. `before`: instead, each reads
-    that of the token before its own, a guess of the head above (the first one: the root). `own_rows`: heads as they
-    were published, with output rows of their own and no second matrix.
+    the embedding of the previous token, a guess of the head above (the first: the root). `own_rows`: heads as
+    published, with their own output rows and no second matrix.
     """
 
     heads: int = 5
@@ -36,20 +36,19 @@ class MedusaSettings(HeadSettings):
 
     @property
     def states(self) -> int:
-        """Hidden states and embeddings that a head reads."""
+        """Number of hidden states and embeddings that a head reads."""
         return 1 + (self.root or self.before)
 
 
 class MedusaHead(Head):
-    """The heads: h + B silu(A s + a), each with matrices of its own, on the target's last hidden state h, normed.
+    """The heads: h + B silu(A s + a), each with its own matrices, on the target's last hidden state h, normed.
 
-    They read the state s: h alone, or h and an embedding, normed, beside it: that of the root, or that of the token
-    before the head's own. The target's norm comes first and nothing behind the sum: that is the state which the
-    target's output rows expect, and at the beginning, with B at zero, every head says what the target itself says of
-    the root.
+    They read the state s: h alone, or h next to a normed embedding, that of the root or of the previous token. The
+    target's norm comes first and nothing follows the sum: the target's output rows expect that state, and initially,
+    with B at zero, every head repeats the target's own distribution.
     """
 
-    tables = ("rows", "enter.weight", "leave")  # heads stand below each other in them: no single map of states
+    tables = ("rows", "enter.weight", "leave")  # several heads stacked: not a single map of states
     by_token = ("rows",)
 
     def __init__(self, settings: MedusaSettings, frame: Frame) -> None:
@@ -57,24 +56,22 @@ class MedusaHead(Head):
         width = frame.config.hidden_size
         self.settings = settings
         self.taps = (frame.config.layers - 1,)
-        # One head below the other, as matrices are stored.
+        # Heads stacked along the rows, as matrices are stored.
         self.enter = nn.Linear(width * settings.states, settings.heads * width)
         if settings.own_rows:
             self.rows = nn.Parameter(frame.rows.detach().float().cpu().repeat(settings.heads, 1))
             for weight in self.enter.parameters():
-                nn.init.zeros_(weight)  # here too every head begins by saying what the target says of the root
+                nn.init.zeros_(weight)  # here too every head starts with the target's own distribution
         else:
             self.leave = nn.Parameter(torch.zeros(settings.heads * width, width))
 
     def states(self, lesson: Lesson, depth: int) -> torch.Tensor:
-        """What a head reads at every token, the next one being the root, [batch, length, width of a state]."""
+        """The input of a head at every token, the next one being the root, [batch, length, width of a state]."""
         hidden = self.rms_norm(lesson.taps[self.taps[0]], self.frame.norm)
         if self.settings.states == 1:
             return hidden
         ahead = 1 + (depth if self.settings.before else 0)
-        known = functional.pad(
-            lesson.tokens[:, ahead:], (0, ahead)
-        )  # behind the last token there is none to learn from
+        known = functional.pad(lesson.tokens[:, ahead:], (0, ahead))  # nothing follows the last token
         return torch.cat([hidden, unit(self.frame.embed(known), self.frame.config.norm_eps)], -1)
 
     def guess(self, states: torch.Tensor, depth: int) -> torch.Tensor:
@@ -90,7 +87,7 @@ class MedusaHead(Head):
         probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
         losses, right = [], []
         for depth in range(self.settings.heads):
-            # From row i the root is x_(i+1), and this head's token is the one that row i + depth + 1 speaks of.
+            # At row i the root is x_(i+1), and the target's distribution of this head's token is at row i + depth + 1.
             ahead = depth + 1
             there = lesson.counting(ahead)
             logits = self.guess(lesson.at(self.states(lesson, depth), ahead), depth)
@@ -100,21 +97,21 @@ class MedusaHead(Head):
 
     @torch.no_grad()
     def facts(self, lessons: Iterable[Lesson]) -> dict[str, Any]:
-        """`accuracies`: how often the choice of each rank of each head is what the target wrote, the heads above having
-        had theirs among their choices. The shape of the tree is made of it.
+        """`accuracies`: how often the choice of each rank of each head is the target's token, given that the heads
+        above had theirs among their choices. The static tree is computed from it.
         """
-        tally = Tally(self.settings.heads)
+        tally = RankTally(self.settings.heads)
         for lesson in lessons:
             self._count(lesson, tally)
-        return {"accuracies": tally.accuracies} if tally.asked else {}
+        return {"accuracies": tally.accuracies} if tally.counted else {}
 
-    def _count(self, lesson: Lesson, tally: Tally) -> None:
+    def _count(self, lesson: Lesson, tally: RankTally) -> None:
         vocab = self.frame.vocab
         tokens, length = lesson.tokens, lesson.tokens.shape[1]
         texts, rows = lesson.learn.nonzero().unbind(1)
-        rows = rows - 1  # the root is behind them, and the target's own token behind the root
+        rows = rows - 1  # the root follows these rows, and the target's own token follows the root
         for depth in range(self.settings.heads):
-            spoken = rows + depth + 1  # the row of the target that speaks of this head's token
+            spoken = rows + depth + 1  # the target's row that predicts this head's token
             known = (rows >= 0) & (spoken + 1 < length)
             known &= lesson.learn[texts, spoken.clamp_max(length - 1)]
             texts, rows, spoken = texts[known], rows[known], spoken[known]
@@ -124,5 +121,5 @@ class MedusaHead(Head):
 
 
 def unit(embedded: torch.Tensor, eps: float) -> torch.Tensor:
-    """Embeddings [..., width] at one length; the heads' matrices have a weight for every place as it is."""
+    """Embeddings [..., width] normed to one length, without a weight: the heads' matrices contain one."""
     return functional.rms_norm(embedded, embedded.shape[-1:], eps=eps)

@@ -1,13 +1,14 @@
-"""Heads that draft one level after the other from the target's hidden states: EAGLE and multi-token prediction.
+"""Heads that draft level by level from the target's hidden states: EAGLE and multi-token prediction.
 
-The row of token x_j reads the hidden states of x_(j-1); both are known for every token up to the root. Behind the root
-there are no hidden states of the target yet, so a node reads the head's own output at its parent instead. After the
-target's pass the true ones are there, and the rows are made again from them.
+The row of token x_j reads the hidden states of x_(j-1); both are known for every token up to the root. After the root
+there are no hidden states of the target yet, so a node reads the head's own output at its parent. After the target's
+pass the rows are recomputed from the true hidden states.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Any, Generic, TypeVar
 
@@ -16,27 +17,29 @@ import torch
 from slipstream.attention import Segment, Tiles
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.features import FeatureStore
-from slipstream.drafters.head_layer import PagedHeadLayer
-from slipstream.drafters.head_rows import HeadRows, LanedRows, PagedRows
-from slipstream.drafters.learned import LearnedDrafter, LearnedOptions
-from slipstream.drafters.levels import Growth
-from slipstream.drafters.tree_loop import Passes, TreeDraft, TreeLoop
-from slipstream.forest import Followed
-from slipstream.lanes import LaneRows, Lanes
-from slipstream.models.rope import RopeTable
+from slipstream.drafters.device.tree_loop import Passes, TreeDraft, TreeLoop
+from slipstream.drafters.growing.catch_up import catch_up, wanted
+from slipstream.drafters.growing.tree_growth import Growth
+from slipstream.drafters.heads.features import FeatureStore
+from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
+from slipstream.drafters.heads.head_layer import PagedHeadLayer
+from slipstream.drafters.heads.head_rows import HeadRows, LanedRows, PagedRows
+from slipstream.gpu.forest import Followed
+from slipstream.gpu.lanes import LaneRows, Lanes
+from slipstream.models.layers.rope import RopeTable
 from slipstream.sequence import Sequence
 
 Options = TypeVar("Options", bound=LearnedOptions)
 
 
 class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
-    """Draft by passes of a head of one layer."""
+    """Draft by passes of a one-layer head."""
 
     layers = 1  # whose K/V the store holds
     _layer: PagedHeadLayer
 
-    # -- what a method has to say -------------------------------------------------------------------------------------
+    # -- implemented by subclasses
+    # --------------------------------------------------------------------------------------
 
     @abstractmethod
     def hidden(self, features: torch.Tensor) -> torch.Tensor:
@@ -44,7 +47,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
 
     @abstractmethod
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings and hidden states [rows, width] -> what goes into the layer's products, and its residual."""
+        """Embeddings and hidden states [rows, width] -> the input of the layer's GEMMs, and its residual."""
 
     @abstractmethod
     def judged(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -57,26 +60,21 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         self._cache = cache
         self._rope = RopeTable(config, self.target.device)
         self._features = FeatureStore(cache, f"{self.key}.features", self.taps, config.hidden_size, dtype)
+        self.stores_needed = (self._features.name,)
         cache.add_store(self.key, self.layers, 2, config.kv_heads, config.head_dim, dtype)
 
-    def _catch_up(self, growths: list[Growth]) -> list[torch.Tensor | None]:
-        # Behind guesses of a drafter above, and while a prompt is being fed, hidden states before the root are missing.
-        ready = [g for g in growths if g.plan.drafts and self._features.length(g.sequence.table) >= g.root_slot]
-        waiting, rows = ready, dict[int, torch.Tensor]()
-        while waiting:
-            segments = [growth.unseen(growth.sequence.table.lengths[self.key]) for growth in waiting]
-            features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
-            output, logits = self._pass(segments, self.hidden(torch.cat(features)))
-            wanted = iter(logits.split(1))
-            for growth, segment, hidden in zip(
-                waiting, segments, output.split([s.rows for s in segments]), strict=True
-            ):
-                segment.table.lengths[self.key] = segment.committed + segment.rows
-                if segment.logits_from < segment.rows:
-                    rows[id(growth)] = next(wanted)
-                    growth.fed, growth.hidden = 1, [hidden[-1:]]
-            waiting = [growth for growth in waiting if id(growth) not in rows]
-        return [rows.get(id(g)) for g in growths]
+    def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
+        rows = []
+        for growth, (output, logits) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
+            growth.hidden = [output[-1:]]
+            rows.append(logits)
+        return rows
+
+    def _known(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A pass over known tokens: for each segment the output of all rows, and the logits that it requests."""
+        features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
+        output, logits = self._pass(segments, self.hidden(torch.cat(features)))
+        return zip(output.split([s.rows for s in segments]), logits.split(wanted(segments)), strict=True)
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         segments = [growth.segment() for growth in growths]
@@ -90,7 +88,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         return logits
 
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's output for all rows, and the logits of those that ask for them."""
+        """The layer's output for all rows, and the logits of those that request them."""
         rows = PagedRows(segments, self.shape, self._rope, self.target.device, self.target.dtype)
         output = self.layered(self.target.embed(rows.tokens), hidden, rows)
         return output, self.judged(rows.wanted(output))
@@ -111,11 +109,12 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
 
     @property
     def feature_name(self) -> str:
-        """What the store of hidden states is called."""
+        """The name of the store of hidden states."""
         return self._features.name
 
     def follows(self, sequence: Sequence) -> bool:
-        return self._features.length(sequence.table) >= len(sequence.tokens) - 1
+        # After guesses of a drafter above, and during prefill, hidden states before the root are missing.
+        return self._features.follows(sequence)
 
     def loop_type(self) -> type[TreeLoop] | None:
         return SequentialLoop if self.layers == 1 else None
@@ -127,7 +126,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
             table = outcome.sequence.table
             self._features.append(outcome)
             growth: Growth | None = outcome.sequence.drafting.pop(self.key, None)
-            if growth is not None:  # rows behind the root were made of guesses
+            if growth is not None:  # rows after the root were guesses
                 self._cache.truncate(table, self.key, growth.root_slot + 1)
 
     def depart(self, outcome: Outcome) -> None:
@@ -139,7 +138,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
 
 
 class FeatureLoop(TreeLoop):
-    """A loop whose model reads hidden states of the target, which are kept for it under the page tables."""
+    """A loop whose model reads hidden states of the target, stored under the page tables."""
 
     def __init__(self, drafter: SequentialDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
         super().__init__(drafter, draft, lanes)
@@ -147,11 +146,11 @@ class FeatureLoop(TreeLoop):
         self.ids = drafter.vocab
 
     def features(self) -> torch.Tensor:
-        """The hidden states before each of the tokens that came last, [lanes * (depth + 1), taps * width]."""
-        return self.lanes.before_fresh(self.drafter.feature_data)
+        """The hidden states before each of the newest tokens, [lanes * (depth + 1), taps * width]."""
+        return self.lanes.features_before(self.drafter.feature_data)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        self.lanes.keep(self.drafter.feature_data, [taps[layer] for layer in self.drafter.taps], path)
+        self.lanes.store_features(self.drafter.feature_data, [taps[layer] for layer in self.drafter.taps], path)
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         super().settle(sequence, lane, root_slot)
@@ -159,7 +158,7 @@ class FeatureLoop(TreeLoop):
 
 
 class SequentialLoop(FeatureLoop):
-    """One layer, level after level, on its own outputs."""
+    """One layer, level by level, on its own outputs."""
 
     def __init__(self, drafter: SequentialDrafter[Any], draft: TreeDraft, lanes: Lanes) -> None:
         super().__init__(drafter, draft, lanes)
@@ -170,7 +169,7 @@ class SequentialLoop(FeatureLoop):
     def begin(self) -> torch.Tensor:
         drafter, lanes = self.drafter, self.lanes
         rows = drafter.laned(*self._passes.fresh(self.first_fresh))
-        embedded = drafter.target.embed(lanes.taken.flatten())
+        embedded = drafter.target.embed(lanes.last_tokens.flatten())
         self._output = self.last_fresh(drafter.layered(embedded, drafter.hidden(self.features()), rows))
         return drafter.judged(self._output)
 

@@ -1,7 +1,7 @@
-"""A layer that is trained on its own outputs: the same texts read several times, each time one level deeper.
+"""Training a layer on its own outputs: the same texts are read several times, each time one level deeper.
 
-At level 0 every row reads the target's hidden states, and sees all rows before it. At level k, row i stands for the
-k-th node below a root at row i - k: it sees the rows of level 0 up to that root, and one row of each level between.
+At level 0 every row reads the target's hidden states and attends to all rows before it. At level k, row i is the k-th
+node below a root at row i - k: it attends to the rows of level 0 up to that root, and to one row of each level between.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable
 import torch
 from torch.nn import functional
 
-from slipstream.drafters.head import Head, Lesson, Losses, distance, hits, mean
-from slipstream.drafters.head_layer import HeadLayer, Projected
+from slipstream.drafters.heads.head import Head, Lesson, Losses, distance, hits, mean
+from slipstream.drafters.heads.head_layer import HeadLayer, Projected
 
 
 def shifted(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[batch, length, ...] moved `count` rows towards the end; zeros come in at the beginning."""
+    """[batch, length, ...] shifted `count` rows towards the end; zeros are filled in at the start."""
     return x if count == 0 else functional.pad(x, (*[0, 0] * (x.ndim - 2), count, 0))[:, : x.shape[1]]
 
 
@@ -30,7 +30,7 @@ class Unrolled:
         self._levels: list[Projected] = []
 
     def read(self, qkv: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The layer's output at the next level, [batch, length, width]; `qkv` is what its first product gave."""
+        """The layer's output at the next level, [batch, length, width]; `qkv` is the output of its first GEMM."""
         rows = self._layer.project(qkv, self._turns)
         self._levels.append(rows)
         mixed = rows.attended() if len(self._levels) == 1 else self._mixed(rows.q)
@@ -43,12 +43,12 @@ class Unrolled:
         kv_heads, length = first.k.shape[1:3]
         q = q.unflatten(1, (kv_heads, -1))  # [batch, kv heads, group, length, size]
         group = q.shape[2]
-        # The queries of a group are rows of one product: keys and values need not be repeated for them.
+        # The queries of a group are rows of one GEMM: keys and values need not be repeated for them.
         scores = (q.flatten(2, 3) @ first.k.transpose(-1, -2)).unflatten(2, (group, length))
         hidden = self._positions[None, :] > self._positions[:, None] - depth
-        hidden[:depth, 0] = False  # rows without a root: they are not learnt from, but must stay finite
+        hidden[:depth, 0] = False  # rows without a root: not learnt from, but they must stay finite
         scores = scores.masked_fill(hidden, float("-inf"))
-        # Of level j, row i sees the row that lies depth - j before it.
+        # At level j, row i attends to the row depth - j before it.
         between = [(depth - level, self._levels[level]) for level in range(1, depth + 1)]
         own = [(q * _later(rows.k, back)[:, :, None]).sum(-1, keepdim=True) for back, rows in between]
         weights = torch.softmax(torch.cat([scores, *own], -1), -1, dtype=torch.float32).to(q.dtype)
@@ -60,16 +60,16 @@ class Unrolled:
 
 
 def _later(x: torch.Tensor, count: int) -> torch.Tensor:
-    """[batch, kv heads, length, size] moved `count` rows towards the end."""
+    """[batch, kv heads, length, size] shifted `count` rows towards the end."""
     return x if count == 0 else functional.pad(x, (0, 0, count, 0))[:, :, : x.shape[2]]
 
 
 def losses_of_levels(head: Head, levels: Iterable[torch.Tensor], lesson: Lesson, decay: float) -> Losses:
-    """What a head has to learn at each level, from what its output rows read there, [batch, length, width]."""
+    """Losses of a head at each level, from what its output rows read there, [batch, length, width]."""
     probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
     losses, right = [], []
     for level, hidden in enumerate(levels):
-        rooted = lesson.counting(level + 1)  # there is a root that far before them
+        rooted = lesson.counting(level + 1)  # rows with a root that far before them
         logits = head.logits(lesson.at(hidden))
         losses.append(decay**level * mean(distance(logits, probabilities), rooted))
         right.append(mean(hits(logits, best), rooted))

@@ -1,8 +1,8 @@
-"""Weights of a trained drafter as a file has them: matrices as whole numbers of 6 or 8 bits with a scale for each row.
+"""Quantized weights of a trained drafter: matrices as integers of 6 or 8 bits with a scale per row.
 
-Six bits cost the heads that come with the package next to nothing (see docs/training.md), and four codes fit into three
-bytes. Where a few numbers are much larger than the rest of their row (a matrix that began as an identity keeps its
-diagonal) six bits would leave little of the rest: such a matrix has eight.
+Six bits cost the heads of the package next to nothing (see docs/training.md), and four codes fit into three bytes. If a
+few numbers are much larger than the rest of their row (a matrix that started as an identity keeps its diagonal), six
+bits would leave little of the rest: such a matrix has eight.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 
 import torch
 
-SCALE = "::scale"  # a matrix stored as whole numbers has its rows' scales under its name and this
-SIX = "::six"  # and its codes, where they have 6 bits, under its name and this
+SCALE = "::scale"  # suffix of the name of a quantized matrix's row scales
+SIX = "::six"  # suffix of the name of its codes, if they have 6 bits
 FEWEST = 6  # bits of a matrix's numbers
-# The largest code, and of which shares of a row's largest number it may be the code.
+# The largest code, and the fractions of a row's largest number that it may represent.
 _OF_SIX, _OF_EIGHT = (31, (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)), (127, (1.0,))
-_FAR = 0.08  # of a matrix's mean size: what six bits may be wrong by (root of the mean square; 0.04 for noise)
+_FAR = 0.08  # largest RMS error of six bits, relative to a matrix's mean size (0.04 for noise)
 _OFFSET = 32  # added to codes of 6 bits, which then have no sign
 
 
 def packed(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tensor]:
-    """Matrices in 6 or 8 bits (8 also where a row is no multiple of four, or 6 are too few), the rest as bfloat16."""
+    """Matrices in 6 or 8 bits (8 also if a row is no multiple of four, or 6 are too few), the rest as bfloat16."""
     stored: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         if weight.ndim != 2:
@@ -35,7 +35,7 @@ def packed(weights: dict[str, torch.Tensor], bits: int) -> dict[str, torch.Tenso
 
 
 def rounded(matrices: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Matrices of one width as a file of the fewest bits gives them back. The host waits for nothing."""
+    """Matrices of one width as a file of the fewest bits restores them. The host waits for nothing."""
     rows, sizes = torch.cat(list(matrices)), [len(matrix) for matrix in matrices]
     eight = _given_back(rows, *_OF_EIGHT)
     if rows.shape[1] % 4:
@@ -59,7 +59,7 @@ def _codes(matrix: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor,
 
 
 def _near(wrong: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
-    """Whether six bits will do, by the mean square of what is wrong and the mean size of the numbers."""
+    """Whether six bits are enough, by the mean square of the error and the mean size of the numbers."""
     return wrong <= (_FAR * large).square()
 
 
@@ -69,8 +69,8 @@ def _given_back(rows: torch.Tensor, levels: int, shares: tuple[float, ...]) -> t
 
 
 def _coded(weight: torch.Tensor, levels: int, shares: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes from -levels to levels, and scales [rows, 1] that leave the least error, of those that stand for a share of
-    a row's largest number: with few codes it may pay to cut off the largest ones.
+    """Codes from -levels to levels, and the scales [rows, 1] of least error among those that represent a fraction of a
+    row's largest number: with few codes it may pay to clip the largest ones.
     """
     largest = weight.abs().amax(1, keepdim=True).clamp_min(1e-12)
     codes, scale, least = torch.zeros_like(weight), torch.zeros_like(largest), torch.full_like(largest, math.inf)
@@ -98,14 +98,14 @@ def unpacked(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _squeezed(codes: torch.Tensor) -> torch.Tensor:
-    """Whole numbers from -31 to 31, [rows, columns] -> bytes [rows, 3/4 of the columns]."""
+    """Integers from -31 to 31, [rows, columns] -> bytes [rows, 3/4 of the columns]."""
     fours: torch.Tensor = (codes + _OFFSET).to(torch.int32).unflatten(1, (-1, 4))
     joined = (fours << torch.tensor([0, 6, 12, 18])).sum(2, keepdim=True)
     return ((joined >> torch.tensor([0, 8, 16])) & 255).to(torch.uint8).flatten(1)
 
 
 def _spread(content: torch.Tensor) -> torch.Tensor:
-    """The other way round."""
+    """Inverse of `_squeezed`."""
     threes: torch.Tensor = content.to(torch.int32).unflatten(1, (-1, 3))
     joined = (threes << torch.tensor([0, 8, 16])).sum(2, keepdim=True)
     return (((joined >> torch.tensor([0, 6, 12, 18])) & 63) - _OFFSET).flatten(1)

@@ -1,13 +1,13 @@
-"""EAGLE-3 heads in the layouts of others: SafeAILab's own (`midlayer.`) and that of `speculators` (`layers.0.`).
+"""EAGLE-3 heads in the layouts of SafeAILab (`midlayer.`) and of `speculators` (`layers.0.`).
 
-Both are read, the second is written. What has to be known beside the names:
+Both are read, the second is written. Differences besides the names:
 
-* Dimension i of a head turns with i + head_dim / 2; here pairs that turn together are adjacent.
-* Layers are tapped before they run: id k of `eagle_aux_hidden_state_layer_ids` is what layer k reads, and so what layer
-  k - 1 wrote. Only a list inside `eagle_config` counts the layers that wrote.
+* RoPE rotates dimension i of a head with i + head_dim / 2; here rotated pairs are adjacent.
+* Layers are tapped before they run: id k of `eagle_aux_hidden_state_layer_ids` is the input of layer k, the output of
+  layer k - 1. Only a list inside `eagle_config` counts outputs.
 * `d2t` holds differences: draft token i is token i + d2t[i] of the target.
 * `input_layernorm` is the embedding's norm. The residual is the hidden state before its norm, unless
-  `norm_before_residual`, which `speculators` turns on where its config says nothing.
+  `norm_before_residual`, which is the default of `speculators`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head, Eagle3Settings
-from slipstream.drafters.learned import frame_of, restored, settings_of
-from slipstream.drafters.trained import Made, Trained
+from slipstream.drafters.heads.head_checkpoint import Made, Trained
+from slipstream.drafters.heads.head_drafter import frame_of, restored, settings_of
+from slipstream.drafters.interchange.foreign import Foreign
 from slipstream.errors import CorruptFile, DraftMismatch
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf_config import Family
-from slipstream.models.hf_layers import rope
-from slipstream.models.hf_reader import HFReader
-from slipstream.models.rope import inverse_frequencies, pairs_adjacent, pairs_apart
+from slipstream.models.formats.hf_config import Family
+from slipstream.models.formats.hf_layers import rope
+from slipstream.models.formats.hf_reader import HFReader
+from slipstream.models.formats.hf_render import rendered_scaling
+from slipstream.models.layers.rope import inverse_frequencies, pairs_adjacent, pairs_apart
 from slipstream.models.view import TargetView
-from slipstream.train.foreign import Foreign
-from slipstream.train.hf_render import rendered_scaling
 
-METHOD = Eagle3Drafter.name  # speculators calls the method by the same word
+METHOD = Eagle3Drafter.name  # the same name as in speculators
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_TAPS = 3  # that other programs read
+_TAPS = 3  # the number that other programs read
 
-# Ours -> theirs, several of theirs being stacked.
+# Ours -> theirs; several of theirs are stacked.
 _NAMES = {
     "fuse.weight": ("fc.weight",),
     "embed_norm": ("layers.0.input_layernorm.weight",),
@@ -50,7 +50,7 @@ _NAMES = {
 _TAPS_NORM, _ROWS, _EMBEDDING = "input_norm.weight", "lm_head.weight", "embed_tokens.weight"
 _TURNED = _NAMES["layer.qkv.weight"][:2]  # q and k
 
-# What a config may say and we would have to compute otherwise, with the one value that we do compute (absent is fine).
+# Config keys that would change the computation, with the one value that we compute (absent is fine).
 _ONLY: dict[str, Any] = {
     "num_hidden_layers": 1,
     "hidden_act": "silu",
@@ -76,7 +76,7 @@ def recognises(foreign: Foreign) -> bool:
 
 
 def imported(foreign: Foreign, target: TargetView, made: Made) -> Trained:
-    """The head as a checkpoint for `target`: the same numbers in our order. What cannot be held exactly is refused."""
+    """The head as a checkpoint for `target`: the same numbers in our order. What cannot be represented is refused."""
     foreign = replace(foreign, weights={_plain(name): weight for name, weight in foreign.weights.items()})
     config = target.config
     dtype = foreign.dtype
@@ -102,7 +102,7 @@ def imported(foreign: Foreign, target: TargetView, made: Made) -> Trained:
 
 
 def _plain(name: str) -> str:
-    """A weight's name as `speculators` has it."""
+    """A weight's name in the layout of `speculators`."""
     name = name.removeprefix("model.")
     return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
 
@@ -113,7 +113,7 @@ def _vocabulary(foreign: Foreign, offsets: torch.Tensor | None, mask: torch.Tens
         return torch.arange(size)
     vocab = torch.arange(len(offsets)) + offsets.long()
     if len(vocab) == 0 or int(vocab.min()) < 0 or int(vocab.max()) >= size:
-        raise DraftMismatch(f"{foreign.name}: d2t names tokens that are none of the target's {size:,}")
+        raise DraftMismatch(f"{foreign.name}: d2t names tokens outside the target's {size:,}")
     if len(vocab.unique()) != len(vocab):
         raise CorruptFile(f"{foreign.name}: d2t names a token twice")
     if mask is not None and (len(mask) != size or not torch.equal(mask.nonzero()[:, 0], vocab.sort().values)):
@@ -134,7 +134,7 @@ def _settings(foreign: Foreign, target: ModelConfig, tokens: int) -> Eagle3Setti
     for key, ours in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
         theirs = reader.count(key)
         if theirs != ours:
-            raise DraftMismatch(f"{foreign.name} has {key} {theirs:,}, and the target {ours:,}: it is another's")
+            raise DraftMismatch(f"{foreign.name} has {key} {theirs:,}, but this target has {ours:,}")
     if config.get("target_hidden_size") not in (None, target.hidden_size):
         raise DraftMismatch(f"{foreign.name} reads hidden states of width {config['target_hidden_size']}")
     if config.get("draft_vocab_size") not in (None, tokens):
@@ -156,7 +156,7 @@ def _settings(foreign: Foreign, target: ModelConfig, tokens: int) -> Eagle3Setti
 
 
 def _theta(foreign: Foreign, reader: HFReader, target: ModelConfig) -> float:
-    """The base of the head's rotation; 0 where it turns as the target does, scaling and all."""
+    """The RoPE base of the head; 0 if it rotates as the target does, scaling included."""
     head_dim = reader.count("head_dim", target.hidden_size // reader.count("num_attention_heads"))
     fields = rope(reader, Family("eagle"), reader.count("max_position_embeddings", target.context))
     own = replace(target, head_dim=head_dim, rope_factors=(), **fields)
@@ -164,34 +164,34 @@ def _theta(foreign: Foreign, reader: HFReader, target: ModelConfig) -> float:
         return own.rope_theta
     if target.head_dim == head_dim and torch.allclose(inverse_frequencies(own), inverse_frequencies(target)):
         return 0.0
-    raise foreign.refuse("scales its rotation otherwise than the target")
+    raise foreign.refuse("scales RoPE differently from the target")
 
 
 def _taps(foreign: Foreign, layers: int) -> tuple[int, ...]:
-    """Our count: the layer whose output is read."""
+    """The layers whose outputs are read, in our count."""
     written = (foreign.config.get("eagle_config") or {}).get(_IDS)
     ids = foreign.config.get(_IDS) or ([i + 1 for i in written] if written else [2, layers // 2, layers - 3])
     if not all(1 <= i <= layers for i in ids):
-        raise DraftMismatch(f"{foreign.name} reads layers {list(ids)} of its target, and this one has {layers}")
+        raise DraftMismatch(f"{foreign.name} reads layers {list(ids)} of its target, but this one has {layers}")
     return tuple(i - 1 for i in ids)
 
 
 def _require_same_embedding(foreign: Foreign, embedding: torch.Tensor, target: TargetView) -> None:
-    """Refuse a head with embeddings of its own: it borrows the target's here. (Their scale does not matter: a norm
-    follows. Those of a quantised target are a little off.)
+    """Refuse a head with embeddings of its own: here it shares the target's. (Their scale does not matter: a norm
+    follows. Those of a quantized target differ a little.)
     """
     config = target.config
     ids = torch.arange(config.vocab_size, device=target.device)
     ours = target.embed(ids).float().cpu() / config.embed_scale
     if embedding.shape != ours.shape or (embedding.float() - ours).norm() > 0.02 * ours.norm():
-        raise foreign.refuse("has embeddings of its own, other than the target's")
+        raise foreign.refuse("has embeddings that differ from the target's")
 
 
 # -- ours to theirs ---------------------------------------------------------------------------------------------------
 
 
 def exported(trained: Trained, target: TargetView, place: Path) -> Foreign:
-    """The head in the layout of `speculators`, which vLLM reads too. Rows borrowed of the target are written out."""
+    """The head in the layout of `speculators`, which vLLM reads too. Rows shared with the target are written out."""
     head = restored(Eagle3Drafter, trained, frame_of(target, trained.vocab.to(target.device)), place)
     assert isinstance(head, Eagle3Head)
     shape, dtype = head.frame.config, trained.provenance.get("dtype", "float32")
@@ -254,7 +254,7 @@ def _config(head: Eagle3Head, trained: Trained, dtype: str) -> dict[str, Any]:
 
 
 def _shapes(settings: Eagle3Settings, shape: ModelConfig, tokens: int) -> dict[str, tuple[int, ...]]:
-    """The weights of a head under their names, with the shapes that they must have."""
+    """The weights of a head by name, with their expected shapes."""
     width, mlp, tapped = shape.hidden_size, shape.intermediate_size, len(settings.taps or range(_TAPS))
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     of_width = [name for names in _NAMES.values() for name in names if "norm" in name]

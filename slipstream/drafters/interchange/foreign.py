@@ -1,4 +1,4 @@
-"""Drafters as other projects keep them: a directory with a config.json and weights under names of their own."""
+"""Drafters of other projects: a directory with a config.json and weights under names of their own."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from slipstream.drafters.trained import write_tensors
+from slipstream.drafters.heads.head_checkpoint import write_tensors
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError, ShapeMismatch, UnsupportedModel
+from slipstream.models.formats.hf_render import save_tokenizer
 from slipstream.text import Tokenizer
-from slipstream.train.hf_render import save_tokenizer
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """A drafter of another project. `name` is for messages. A whole model has its tokenizer beside it."""
+    """A drafter of another project. `name` is for messages. A whole model comes with its tokenizer."""
 
     name: str
     config: dict[str, Any]
@@ -31,25 +31,25 @@ class Foreign:
     tokenizer: Tokenizer | None = None
 
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Refuse weights that are missing, that nobody knows, or that have another shape than `shapes` says."""
+        """Refuse weights that are missing, unknown, or of another shape than in `shapes`."""
         missing = sorted(shapes.keys() - self.weights.keys())
         if missing:
             raise CorruptFile(f"{self.name} lacks {_few(missing)}", hint="is the download complete?")
         unknown = sorted(self.weights.keys() - shapes.keys())
         if unknown:
-            raise self.refuse(f"has weights that we do not compute: {_few(unknown)}")
+            raise self.refuse(f"has unknown weights: {_few(unknown)}")
         for key, shape in shapes.items():
             found = tuple(self.weights[key].shape)
             if found != shape:
-                raise ShapeMismatch(f"{self.name}: {key} is {list(found)}, and should be {list(shape)}")
+                raise ShapeMismatch(f"{self.name}: {key} is {list(found)}, but should be {list(shape)}")
 
     def refuse(self, what: str) -> UnsupportedModel:
-        """The error for something that cannot be held exactly."""
+        """The error for something that cannot be represented exactly."""
         return UnsupportedModel(f"{self.name} {what}", hint="it cannot be imported without changing what it drafts")
 
     @property
     def dtype(self) -> str:
-        """The type of its matrices, as torch calls it."""
+        """The dtype of its matrices, in torch's spelling."""
         kinds = {str(w.dtype).removeprefix("torch.") for w in self.weights.values() if w.is_floating_point()}
         if len(kinds) != 1 or not kinds <= {"float32", "bfloat16", "float16"}:
             raise self.refuse(f"has weights of type {' and '.join(sorted(kinds)) or 'integer'}")
@@ -57,10 +57,10 @@ class Foreign:
 
 
 def read_foreign(place: Path) -> Foreign:
-    """Read a directory; errors name the file. What is pickled is read as plain tensors, and no code in it is run."""
+    """Read a directory; errors name the file. Pickled files are read as plain tensors, without running code."""
     if not place.is_dir():
         raise ModelNotFound(f"{str(place)!r} is not a directory", hint="name the directory that holds the drafter")
-    files = sorted(place.glob("*.safetensors")) or sorted([*place.glob("*.bin"), *place.glob("*.pt")])
+    files = weight_files(place)
     if not files:
         raise ModelNotFound(f"{place} holds no weights", hint="they would be .safetensors, .bin or .pt files")
     weights: dict[str, torch.Tensor] = {}
@@ -69,10 +69,15 @@ def read_foreign(place: Path) -> Foreign:
     return Foreign(place.name, _config(place / CONFIG), weights)
 
 
+def weight_files(place: Path) -> list[Path]:
+    """The weight files of a directory; of two copies the one that is not pickled."""
+    return sorted(place.glob("*.safetensors")) or sorted([*place.glob("*.bin"), *place.glob("*.pt")])
+
+
 def write_foreign(place: Path, foreign: Foreign) -> None:
-    """Write a new directory, all or nothing."""
+    """Write a new directory atomically."""
     if place.exists():
-        raise OptionError(f"{str(place)!r} is there already", hint="name a directory that does not exist")
+        raise OptionError(f"{str(place)!r} exists", hint="name a directory that does not exist")
     partial = place.with_name(f".{place.name}-partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -108,7 +113,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
     except (OSError, EOFError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
         raise CorruptFile(f"{file} cannot be read: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict) or not all(isinstance(weight, torch.Tensor) for weight in found.values()):
-        raise CorruptFile(f"{file} holds something else than named tensors")
+        raise CorruptFile(f"{file} does not hold named tensors")
     return found
 
 

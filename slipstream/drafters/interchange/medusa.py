@@ -1,7 +1,7 @@
-"""Medusa heads in the layouts of others: as published (`0.0.linear.weight`), and vLLM's (`blocks.`, `lm_heads.`).
+"""Medusa heads in the published layout (`0.0.linear.weight`) and in vLLM's (`blocks.`, `lm_heads.`).
 
 Both are read, the second is written. A published head is a block, h + silu(A h + a), on the target's last normed hidden
-state, and output rows of its own. vLLM may leave rows out, and says in `token_map` which tokens the others are.
+state, with output rows of its own. vLLM's layout may leave rows out; `token_map` then holds the tokens of the others.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from slipstream.drafters.learned import settings_of
+from slipstream.drafters.heads.head_checkpoint import Made, Trained
+from slipstream.drafters.heads.head_drafter import settings_of
+from slipstream.drafters.heads.medusa_head import MedusaSettings
+from slipstream.drafters.interchange.foreign import Foreign
 from slipstream.drafters.medusa import MedusaDrafter
-from slipstream.drafters.medusa_head import MedusaSettings
-from slipstream.drafters.trained import Made, Trained
 from slipstream.errors import CorruptFile, DraftMismatch, OptionError
-from slipstream.train.foreign import Foreign
 
-METHOD = MedusaDrafter.name  # vLLM's config calls the method by the same word
+METHOD = MedusaDrafter.name  # the same name as in vLLM's config
 _MAP = "token_map"
 _VLLM = {r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)": r"\1.\2.linear.\3", r"lm_heads\.(\d+)\.weight": r"\1.1.weight"}
 
@@ -33,14 +33,14 @@ def recognises(foreign: Foreign) -> bool:
 
 
 def imported(foreign: Foreign, made: Made) -> Trained:
-    """The heads as a checkpoint: the same numbers, one head below the other. What cannot be held is refused."""
+    """The heads as a checkpoint: the same numbers, stacked. What cannot be represented is refused."""
     weights = {_published(name): weight for name, weight in foreign.weights.items()}
     dtype, width = foreign.dtype, made.hidden_size
     heads = _count(foreign, weights)
     listed = weights.pop(_MAP, None)
     vocab = torch.arange(made.vocab_size) if listed is None else listed.long()
     if int(vocab.max()) >= made.vocab_size or len(vocab.unique()) != len(vocab):
-        raise DraftMismatch(f"{foreign.name}: {_MAP} names tokens twice, or some that the target has not")
+        raise DraftMismatch(f"{foreign.name}: {_MAP} names tokens twice, or tokens that the target does not have")
     for head in range(heads):
         weights.setdefault(f"{head}.0.linear.bias", weights["0.0.linear.weight"].new_zeros(width))
         rows = weights.get(f"{head}.1.weight")
@@ -58,7 +58,7 @@ def imported(foreign: Foreign, made: Made) -> Trained:
 
 
 def _published(name: str) -> str:
-    """A weight's name as the published layout has it."""
+    """A weight's name in the published layout."""
     name = re.sub(r"^medusa_heads?\.", "", name)
     for theirs, published in _VLLM.items():
         name = re.sub(f"^{theirs}$", published, name)
@@ -68,7 +68,7 @@ def _published(name: str) -> str:
 def _count(foreign: Foreign, weights: dict[str, torch.Tensor]) -> int:
     blocks = {tuple(map(int, name.split(".")[:2])) for name in weights if re.match(r"\d+\.\d+\.linear\.", name)}
     if any(block for _, block in blocks):
-        raise foreign.refuse("has several blocks per head, and ours have one")
+        raise foreign.refuse("has several blocks per head, but ours have one")
     heads = len(blocks)
     if blocks != {(head, 0) for head in range(heads)}:
         raise CorruptFile(f"{foreign.name} lacks some of its heads", hint="is the download complete?")
@@ -92,7 +92,7 @@ def exported(trained: Trained, context: int) -> Foreign:
     settings = MedusaSettings(**trained.settings)
     if not settings.own_rows:
         raise OptionError(
-            "these heads have a second matrix and the target's output rows, for which vLLM's layout has no place",
+            "these heads have a second matrix and the target's output rows, which vLLM's layout cannot hold",
             hint="heads that were trained with own_rows=true can be exported",
         )
     heads, made, ours = settings.heads, trained.target, trained.weights

@@ -1,8 +1,8 @@
 """A suffix automaton that grows token by token and counts occurrences.
 
-It recognises every substring of the text fed so far. Its states number at most two per token, and following it costs
-one dictionary look-up per token. `suffix` walks it twice: to know the longest suffix of the text that occurred before,
-and to see what followed there, how often.
+It recognises every substring of the text so far. It has at most two states per token, and following it costs one
+dictionary look-up per token. `suffix` uses it twice: to find the longest suffix of the text that occurred before, and
+to see what followed it, how often.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SuffixAutomaton:
         return len(self.next) - 1
 
     def start(self) -> None:
-        """Begin another text: what follows is not a continuation of what came before."""
+        """Begin another text, which does not continue the one before."""
         self.last = ROOT
 
     def extend(self, token: int) -> None:

@@ -1,11 +1,11 @@
-"""A corpus on disk: texts as token ids with a suffix array, mapped into memory and searched where it lies.
+"""A corpus on disk: texts as token ids with a suffix array, memory-mapped and searched in place.
 
-A corpus is a directory. `corpus.json` says what is in it (`Header`); each shard is two files of the same length:
+A corpus is a directory. `corpus.json` describes it (`Header`); each shard is two files of the same length:
 
     tokens-00000.bin     the ids of the documents, each ended by a separator that is no token; 2 or 4 bytes, big-endian
     suffixes-00000.bin   every position in that file, sorted by the `sorted_by` tokens from there; 4, little-endian
 
-Ids are big-endian so that slices of the file compare, as bytes, the way their tokens do: a search is a bisection over
+Ids are big-endian so that slices of the file compare as bytes the way their tokens do: a search is a bisection over
 slices. It needs no state per sequence, and a match is never longer than `sorted_by` tokens.
 """
 
@@ -22,26 +22,27 @@ from typing import Any, get_origin, get_type_hints
 
 import numpy as np
 
-from slipstream.drafters.matches import Following, Match
-from slipstream.errors import CorruptFile, DraftMismatch, OptionError
-from slipstream.folders import expanded
+from slipstream.drafters.retrieval.matches import Following, Match
+from slipstream.errors import CorruptFile, DraftMismatch
+from slipstream.folders import HeaderFile, expanded
 from slipstream.text import Tokenizer
 
 FORMAT, VERSION = "slipstream corpus", 1
 HEADER = "corpus.json"
-SAMPLES = 64  # places of a wide match that are looked at; evenly spread, so few are enough
+SAMPLES = 64  # positions of a frequent match that are read; evenly spread, so few are enough
 _REBUILD = "build it again: slipstream corpus build FILES -o DIR -m MODEL"
+_FILE = HeaderFile(HEADER, "corpus", FORMAT, VERSION, "slipstream corpus build", _REBUILD)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What `corpus.json` holds."""
+    """The content of `corpus.json`."""
 
     tokenizer: str  # fingerprint of the token map (`fingerprint`)
-    model: str  # whose tokenizer it was, for people
+    model: str  # name of the tokenizer's model, for display
     vocabulary: int  # ids are less than this
     token_bytes: int  # 2 or 4
-    sorted_by: int  # tokens by which suffixes are in order: the longest match
+    sorted_by: int  # tokens that order the suffixes: the longest match
     shards: list[int]  # ids in each shard, separators included
     documents: int
     tokens: int  # in all documents, without separators
@@ -54,7 +55,7 @@ class Header:
 
     @property
     def separator(self) -> int:
-        """Stands behind every document; no token has this id."""
+        """Ends every document; no token has this id."""
         return (1 << 8 * self.token_bytes) - 1
 
     def write(self, folder: Path) -> None:
@@ -63,21 +64,9 @@ class Header:
 
     @classmethod
     def read(cls, folder: Path) -> Header:
-        """The header of a corpus; whatever is not one, or does not fit the files beside it, is refused."""
+        """The header of a corpus; refused if invalid or if it does not fit the shard files."""
         path = folder / HEADER
-        try:
-            content = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            what = f"has no {HEADER}" if folder.is_dir() else "is no directory"
-            raise OptionError(f"no corpus: {str(folder)!r} {what}", hint="make one: slipstream corpus build") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise CorruptFile(f"{str(path)!r} cannot be read: {' '.join(str(error).split())}", hint=_REBUILD) from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CorruptFile(f"{str(path)!r} is not the header of a corpus", hint=_REBUILD)
-        if content.get("version") != VERSION:
-            found = f"version {content.get('version')!r} of the format"
-            raise OptionError(f"{str(path)!r} is {found}, and version {VERSION} is read here", hint=_REBUILD)
-        header = cls._checked(path, content)
+        header = cls._checked(path, _FILE.read(folder))
         for shard, count in enumerate(header.shards):
             for name, width in ((tokens_file(shard), header.token_bytes), (suffixes_file(shard), 4)):
                 file = folder / name
@@ -97,27 +86,27 @@ class Header:
         header = cls(**{f.name: content[f.name] for f in fields(cls)})
         counts = [header.vocabulary, header.sorted_by, len(header.shards), *header.shards]
         if not all(type(count) is int and count >= 1 for count in counts) or header.token_bytes not in (2, 4):
-            raise CorruptFile(f"{str(path)!r} has sizes that cannot be", hint=_REBUILD)
+            raise CorruptFile(f"{str(path)!r} has impossible sizes", hint=_REBUILD)
         return header
 
 
 def tokens_file(shard: int) -> str:
-    """The name of a shard's ids."""
+    """The file name of a shard's ids."""
     return f"tokens-{shard:05d}.bin"
 
 
 def suffixes_file(shard: int) -> str:
-    """The name of a shard's suffix array."""
+    """The file name of a shard's suffix array."""
     return f"suffixes-{shard:05d}.bin"
 
 
 def fingerprint(tokenizer: Tokenizer | None, vocabulary: int) -> str:
-    """What a corpus and a model must agree on: the meaning of every id; without a tokenizer, how many there are."""
+    """What a corpus and a model must agree on: the meaning of every id; without a tokenizer, the number of ids."""
     return f"size:{vocabulary}" if tokenizer is None else f"sha256:{tokenizer.fingerprint()}"
 
 
 class Corpus:
-    """An opened corpus. It can be read by any number of sequences, and by other processes, at once."""
+    """An open corpus. Any number of sequences and processes can read it at once."""
 
     def __init__(self, folder: Path, header: Header) -> None:
         self.folder = folder
@@ -126,7 +115,7 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | Path) -> Corpus:
-        """Map the corpus in a directory. OptionError or CorruptFile if there is none that can be used."""
+        """Map the corpus in a directory. OptionError or CorruptFile if it is missing or damaged."""
         folder = expanded(path)
         header = Header.read(folder)
         try:
@@ -135,7 +124,7 @@ class Corpus:
             raise CorruptFile(f"the corpus in {str(folder)!r} cannot be read: {error.strerror}") from error
 
     def require_fits(self, tokenizer: Tokenizer | None, vocabulary: int) -> None:
-        """Refuse a corpus whose ids mean something else than the model's."""
+        """Refuse a corpus built with another tokenizer."""
         ours, theirs = self.header.tokenizer, fingerprint(tokenizer, vocabulary)
         if ours != theirs:
             made = f" ({self.header.model})" if self.header.model else ""
@@ -147,8 +136,8 @@ class Corpus:
     def match(self, tokens: Seq[int], depth: int, least: int = 1) -> Match | None:
         """The longest suffix of a text that occurs here, if it has `least` tokens, with `depth` tokens that followed.
 
-        All shards that have it count. Of many places `SAMPLES` are looked at, evenly spread over the sorted suffixes,
-        so that every continuation keeps its share.
+        All shards that have it count. Of many positions `SAMPLES` are read, evenly spread over the sorted suffixes, so
+        that every continuation keeps its share.
         """
         known = _known_tail(tokens[-self.header.sorted_by :], self.header.vocabulary)
         pattern, width = np.array(known, f">u{self.header.token_bytes}").tobytes(), self.header.token_bytes
@@ -156,14 +145,14 @@ class Corpus:
         for shard in self._shards:
             if here := shard.longest(pattern, length):
                 length = here
-                holders.append(shard)  # of a match that another shard outdoes it will have an empty span
+                holders.append(shard)  # if another shard has a longer match, its span is empty
         if not holders:
             return None
         rows = _sampled([(shard, *shard.span(pattern[-length * width :])) for shard in holders], length, depth)
         return Match(length, (rows, 0), self._following)
 
     def _following(self, state: tuple[list[list[int]], int]) -> Following:
-        """A state: the tokens that followed the match at each place, and how many of them the path has taken."""
+        """A state: the tokens that followed the match at each position, and how many of them the path has taken."""
         rows, taken = state
         groups: dict[int, list[list[int]]] = {}
         for row in rows:
@@ -183,9 +172,10 @@ class _Shard:
         self._ranks = range(len(self._suffixes))
 
     def longest(self, text: bytes, least: int) -> int:
-        """How many tokens at the end of `text` occur here, if `least` do; 0 if not.
+        """Number of tokens at the end of `text` that occur here, if at least `least`; else 0.
 
-        What is longer occurs less. Steps double and then halve: most matches are short, or what another shard had.
+        Longer suffixes occur less often. Steps double and then halve: most matches are short, or as long as another
+        shard's.
         """
         most = len(text) // self._width
         if most < least or not self._has(text, least):
@@ -205,13 +195,13 @@ class _Shard:
         return rank < len(self._ranks) and prefix(rank) == pattern
 
     def span(self, pattern: bytes) -> tuple[int, int]:
-        """The suffixes that begin with a pattern: from one rank to another."""
+        """The range of ranks of the suffixes that begin with a pattern."""
         prefix = self._prefixes(len(pattern))
         first = bisect_left(self._ranks, pattern, key=prefix)
         return first, bisect_right(self._ranks, pattern, first, key=prefix)
 
     def _prefixes(self, size: int) -> Callable[[int], bytes]:
-        """The first bytes of the suffix of a rank; they are in order."""
+        """The first bytes of the suffix of a rank; they are sorted."""
         text, position, width = self._text, self._suffixes.item, self._width
         return lambda rank: text[(start := position(rank) * width) : start + size]
 
@@ -229,7 +219,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _known_tail(tokens: Seq[int], vocabulary: int) -> Seq[int]:
-    """What stands behind the last id that the corpus cannot know (models pad their vocabulary)."""
+    """The tokens after the last id outside the corpus's vocabulary (models pad theirs)."""
     for index in range(len(tokens) - 1, -1, -1):
         if tokens[index] >= vocabulary:
             return tokens[index + 1 :]
@@ -237,7 +227,7 @@ def _known_tail(tokens: Seq[int], vocabulary: int) -> Seq[int]:
 
 
 def _sampled(spans: list[tuple[_Shard, int, int]], length: int, depth: int) -> list[list[int]]:
-    """What followed at all places of these spans, or at `SAMPLES` of them."""
+    """What followed at all positions of these spans, or at `SAMPLES` of them."""
     total = sum(last - first for _, first, last in spans)
     chosen = np.arange(total) if total <= SAMPLES else np.arange(SAMPLES) * total // SAMPLES
     rows: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""Builds a corpus (`corpus.py` has the format): token ids in, shards with suffix arrays out, in bounded memory.
+"""Builds a corpus (format: `corpus.py`): token ids in, shards with suffix arrays out, in bounded memory.
 
-Nothing is at the place asked for until everything is: shards are made in a hidden folder beside it, the header comes
-last, and one rename moves the whole. What is interrupted leaves no corpus and, unless it is killed outright, no folder.
+The corpus appears atomically: shards are written to a hidden folder beside its place, the header comes last, and one
+rename moves the whole. An interrupted build leaves no corpus and, unless the process is killed, no folder.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from slipstream import __version__
-from slipstream.drafters.corpus import HEADER, Header, suffixes_file, tokens_file
+from slipstream.drafters.retrieval.corpus import HEADER, Header, suffixes_file, tokens_file
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
 
 SHARD_TOKENS = 1 << 22  # ids in a shard: sorting takes about 64 bytes for each
-SORTED_BY = 32  # tokens: whoever repeats so many goes on repeating, and longer matches would predict no better
+SORTED_BY = 32  # tokens: longer matches would predict no better
 
 _OURS = re.compile(r"(tokens|suffixes)-\d{5,}\.bin")
 _Ids: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +30,7 @@ def suffix_array(tokens: _Ids, sorted_by: int) -> _Ids:
     """The positions of `tokens` (unsigned, 2 or 4 bytes), sorted by the `sorted_by` tokens or more that begin there.
 
     Prefix doubling: the first key packs as many tokens as 64 bits hold; then the ranks of two neighbours are the key
-    of twice as many. Equal beginnings stay in the order of the text, so the result is one and the same everywhere.
+    of twice as many. Equal prefixes stay in the order of the text, so the result is deterministic.
     """
     count, covered = len(tokens), 8 // tokens.dtype.itemsize
     padded = np.concatenate([tokens, np.zeros(covered, tokens.dtype)]).astype(np.uint64)
@@ -40,7 +40,7 @@ def suffix_array(tokens: _Ids, sorted_by: int) -> _Ids:
     while covered < sorted_by:
         order = np.argsort(key)
         ordered = key[order]
-        ranks = np.zeros(count + covered, np.uint64)  # 0: behind the end
+        ranks = np.zeros(count + covered, np.uint64)  # 0: after the end
         ranks[order] = np.cumsum(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
         key = ranks[:count] << np.uint64(32) | ranks[covered:]
         covered *= 2
@@ -48,11 +48,11 @@ def suffix_array(tokens: _Ids, sorted_by: int) -> _Ids:
 
 
 class CorpusWriter:
-    """Writes one corpus; a context. Without `finish`, or after an error, nothing is left behind.
+    """Writes one corpus; a context manager. Without `finish`, or after an error, it leaves nothing.
 
-    `tokenizer` is the fingerprint that a model must have to use it (`corpus.fingerprint`), `vocabulary` the number of
-    ids, `model` a name for people. `shard_tokens` bounds the memory; a document that is longer goes on in the next
-    shard, and no match runs across.
+    `tokenizer`: the fingerprint that a model must have to use it (`corpus.fingerprint`); `vocabulary`: number of ids;
+    `model`: a name for display. `shard_tokens` bounds the memory; a longer document continues in the next shard, and no
+    match crosses the boundary.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CorpusWriter:
         self._dtype = np.dtype(np.uint16 if vocabulary < 1 << 16 else np.uint32)
         self._separator = np.full(1, (1 << 8 * self._dtype.itemsize) - 1, self._dtype)
         self._shard_tokens = shard_tokens
-        self._room = shard_tokens - 1  # ids that the open shard still takes; the last place is a separator's
+        self._room = shard_tokens - 1  # ids that still fit in the open shard; the last one is a separator
         self._open: list[_Ids] = []
         self._in_document = False
         self._shards: list[int] = []
@@ -83,7 +83,7 @@ class CorpusWriter:
         self._temporary.cleanup()
 
     def add(self, ids: Iterable[int]) -> None:
-        """More tokens of the open document; the first ones open it."""
+        """Append tokens to the open document; the first ones open it."""
         given = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         if not len(given):
             return
@@ -100,7 +100,7 @@ class CorpusWriter:
         self._room -= len(given)
 
     def end_document(self) -> None:
-        """What comes next is another document. One without tokens does not count."""
+        """The next tokens belong to another document. One without tokens does not count."""
         if self._in_document:
             self._in_document = False
             self.documents += 1
@@ -110,7 +110,7 @@ class CorpusWriter:
                 self._close_shard()
 
     def _close_shard(self) -> None:
-        """Sort and write what the shard holds. Every shard ends in a separator, so that nothing runs out of it."""
+        """Sort and write the shard. Every shard ends in a separator, so that no match runs over its end."""
         ids = np.concatenate(self._open)
         if ids[-1] != self._separator[0]:
             ids = np.concatenate([ids, self._separator])
@@ -121,7 +121,7 @@ class CorpusWriter:
         self._open, self._room = [], self._shard_tokens - 1
 
     def finish(self, sources: list[dict[str, Any]] | None = None) -> Header:
-        """Put the corpus in its place; the one that was there is replaced. `sources` tells people what was read."""
+        """Move the corpus to its place, replacing an older one. `sources`: what was read, for display."""
         self.end_document()
         if sum(map(len, self._open)):
             self._close_shard()
@@ -140,7 +140,7 @@ class CorpusWriter:
             sources=sources or [],
         )
         header.write(self._folder)
-        require_free(self._target)  # hours may have passed
+        require_free(self._target)  # the build may have taken hours
         old = Path(self._temporary.name) / "old"
         if self._target.exists():
             self._target.rename(old)
@@ -154,7 +154,7 @@ class CorpusWriter:
 
 
 def require_free(target: Path) -> None:
-    """Refuse to write over anything but an empty directory or a corpus with nothing else beside it."""
+    """Refuse to write over anything but an empty directory or a corpus without other files."""
     if not target.exists():
         return
     if not target.is_dir():

@@ -1,7 +1,7 @@
-"""Reads the texts of a corpus: files and directories in, documents out as token ids, in pieces of bounded size.
+"""Reads the texts of a corpus: files and directories in, documents as token ids out, in pieces of bounded size.
 
-A text file is one document. In a `.jsonl` file every line is one: a text, or the messages of a chat, which the model's
-own template renders. Files are taken as they are, in UTF-8.
+A text file is one document. Each line of a `.jsonl` file is one: a text, or chat messages, which the model's own
+template renders. Files must be UTF-8.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from slipstream.folders import expanded
 from slipstream.text import Tokenizer
 
 PIECE = 1 << 18  # characters (bytes, when reading) that are held at a time
-_LONGEST = 16  # pieces: a text that offers no safe place to cut for so long is cut anywhere
+_LONGEST = 16  # pieces: a text without a safe place to cut for so long is cut anywhere
 _FIELDS = ("text", "messages")  # of a line, unless one is named
 
 _LETTER = r"[^\W\d_]"
-# Where every tokenizer that we know begins a new word, whatever stands before and behind: at a space between letters.
+# Where every tokenizer that we know begins a new word, whatever the context: at a space between letters.
 _SAFE = re.compile(rf"(?s).*{_LETTER}(?= {_LETTER})")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_END = re.compile(r"(?s).*\n(?=\S)")
 
-Bytes = Callable[[int], None]  # told how many bytes more were read
+Bytes = Callable[[int], None]  # called with the number of bytes read since the last call
 
 
 class NotText(CorruptFile):
@@ -38,7 +38,7 @@ class NotText(CorruptFile):
 
 @dataclass
 class Source:
-    """What one argument stands for. In directories `survey` drops what is not text; `size` is in bytes."""
+    """The files of one argument. In directories `survey` drops what is not text; `size` is in bytes."""
 
     given: str
     files: list[Path]
@@ -48,9 +48,9 @@ class Source:
 
 
 def find_sources(given: Iterable[str], leave_out: Path) -> list[Source]:
-    """The files behind what the user named; directories with all below them, in order of their names.
+    """The files of the given names; directories recursively, in order of their names.
 
-    Hidden entries of directories, and the directory `leave_out`, are passed over.
+    Hidden entries of directories and the directory `leave_out` are skipped.
     """
     return [_source(name, leave_out.resolve()) for name in given]
 
@@ -72,7 +72,7 @@ def _walk(folder: Path, leave_out: Path) -> Iterator[Path]:
     for entry in sorted(folder.iterdir()):
         if entry.name.startswith(".") or entry.resolve() == leave_out:
             continue
-        if entry.is_dir() and not entry.is_symlink():  # a link may lead round in circles
+        if entry.is_dir() and not entry.is_symlink():  # a link may be circular
             yield from _walk(entry, leave_out)
         elif entry.is_file():
             yield entry
@@ -85,15 +85,15 @@ class Reader:
         self._tokenizer = tokenizer
         self._keys = _FIELDS if key is None else (key,)
         self._piece = piece
-        # Some tokenizers put a space before every text, so a piece must not bring its own.
+        # Some tokenizers put a space before every text, so a piece must not get one of its own.
         apart, joined = (self._encode("a") + self._encode(second) for second in (" b", "b"))
         self._drops_space = apart != self._encode("a b") == joined
 
     def survey(self, sources: list[Source]) -> None:
-        """Read everything once, before any work, so that what is wrong with the last file is told now.
+        """Read everything once before the build, so that errors in any file are raised now.
 
-        What is not text is refused if it was named and skipped if a directory had it; a line of a `.jsonl` file that
-        has no text is refused.
+        A file that is not text is refused if it was named and skipped if found in a directory; a line of a `.jsonl`
+        file without text is refused.
         """
         for source in sources:
             for path in source.files:
@@ -110,7 +110,7 @@ class Reader:
             source.size = sum(path.stat().st_size for path in source.files)
 
     def read(self, path: Path, progress: Bytes) -> Iterator[Iterator[list[int]]]:
-        """The documents of a file, each as the ids of one piece after the other."""
+        """The documents of a file, each as the ids of its pieces."""
         for document in self._documents(path, progress):
             yield self._ids(document)
 
@@ -151,7 +151,7 @@ class Reader:
                 progress(len(raw))
 
     def _text(self, place: str, line: str) -> str:
-        """The text that a line of JSON holds."""
+        """The text of a line of JSON."""
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -187,7 +187,7 @@ def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
     """The same text in pieces of about `size` characters or more, cut where a tokenizer would cut too.
 
     That is before a space between two letters. A text that has none for `_LONGEST` pieces is cut at the end of a line,
-    or anywhere; a token may then be spelled otherwise there.
+    or anywhere; tokens may differ there.
     """
     held = ""
     for block in blocks:

@@ -1,7 +1,7 @@
-"""A Hugging Face directory of an architecture that only transformers computes, opened: its shape, and no weights.
+"""A Hugging Face directory of an architecture that only transformers runs, opened: its shape, without weights.
 
-The shape is not guessed from names in config.json. The model is built without memory (on the `meta` device) and asked
-for one pass, which shows what K and V each layer keeps. What cannot be run is refused here, before a weight is read.
+The shape is not guessed from names in config.json. The model is built on the `meta` device and runs one pass, which
+shows what K and V each layer keeps. What cannot be run is refused here, before a weight is read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from slipstream.errors import ModelError, UnsupportedModel
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf import DTYPES, open_files, read_json
-from slipstream.models.hf_layers import FULL, SLIDING
+from slipstream.models.formats.hf import DTYPES, open_files, read_json
+from slipstream.models.formats.hf_layers import FULL, SLIDING
 from slipstream.text.chat import one_line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ OLDEST = (5, 5)  # older versions of transformers cannot run on the `meta` devic
 class AdapterConfig(ModelConfig):
     """The shape of a model that runs through transformers; the fields that describe the inside of layers are not set.
 
-    `head_dim` is the larger of the widths of keys and values: both live in one store.
+    `head_dim` is the larger of the widths of keys and values: both are in one store.
     """
 
     key_width: int = 0
@@ -49,7 +49,7 @@ class AdapterConfig(ModelConfig):
 
 
 class AdapterCheckpoint:
-    """A directory that transformers can load. `why`: the reason why no decoder of our own runs it."""
+    """A directory that transformers can load. `why`: the reason why our decoder does not run it."""
 
     def __init__(self, path: Path, name: str, why: UnsupportedModel) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class AdapterCheckpoint:
 
     @contextmanager
     def asking(self, reason: str) -> Iterator[None]:
-        """Run transformers without its advice and progress bars; whatever it raises is refused for `reason`."""
+        """Run transformers without its advice and progress bars; any exception becomes a refusal for `reason`."""
         from transformers.utils import logging
 
         level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -93,7 +93,7 @@ class AdapterCheckpoint:
                 yield
         except ModelError:
             raise
-        except Exception as error:  # of any kind: this is other people's modelling code
+        except Exception as error:  # of any kind: this is third-party modelling code
             raise self.refuse(f"{reason}: {type(error).__name__}: {one_line(error)}") from error
         finally:
             logging.set_verbosity(level)
@@ -147,7 +147,7 @@ class AdapterCheckpoint:
         )
 
     def _refuse_class(self) -> None:
-        """Anything but a class that transformers itself brings for continuing texts."""
+        """Refuse everything but a class of transformers itself for causal language models."""
         from transformers import __version__
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
@@ -160,7 +160,7 @@ class AdapterCheckpoint:
         raise self.refuse(f"transformers {__version__} does not run as a causal language model")
 
     def _context(self, text: Any) -> int:
-        """The longest sequence. Rotations that change with the length would turn what is in the cache already."""
+        """The longest sequence. Rotations that depend on the length would invalidate cached keys."""
         context = getattr(text, "max_position_embeddings", None)
         if not isinstance(context, int) or context < 1:
             raise self.refuse("has no max_position_embeddings: its context is not known")
@@ -212,7 +212,7 @@ class AdapterCheckpoint:
 
 
 def _with_plain_rotation(config: Any) -> Any:
-    """A copy for the pass without memory: some rotations look at the positions, and shapes do not depend on them."""
+    """A copy for the pass on the meta device: some rotations read the positions, and shapes do not depend on them."""
     twin = copy.deepcopy(config)
     text = twin.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -223,12 +223,12 @@ def _with_plain_rotation(config: Any) -> Any:
 
 
 def _build_without_memory(config: Any) -> tuple[Any, str]:
-    """The model on the `meta` device, and the attention that its class has: the faster one if it has both."""
+    """The model on the `meta` device, and the attention implementation of its class: the faster one if it has both."""
     from transformers import AutoModelForCausalLM
 
     def build(attention: str) -> Any:
         with torch.device("meta"):
-            # Some kernels for experts exist in 16 bits only, and numbers are not asked for here.
+            # Some expert kernels exist in 16 bits only, and values do not matter here.
             return AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(torch.bfloat16).eval()
 
     try:

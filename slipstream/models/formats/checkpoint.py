@@ -1,4 +1,4 @@
-"""What a loader hands to the decoder: a config, weights by canonical name, and where the tokenizer is.
+"""The interface between file formats and the decoder: a config, weights by canonical name, a tokenizer.
 
 Canonical names, the same for every file format (all matrices are [out, in], unpermuted, as in Hugging Face, and a
 norm's weight is what it multiplies by, whether the file says w or w - 1):

@@ -1,8 +1,8 @@
-"""Turns the bytes of a GGUF tensor into numbers.
+"""Decodes the bytes of a GGUF tensor.
 
-Plain floats keep their dtype. The block formats of 32 weights, which are what small models come in, are decoded here
-with torch, and the K formats of 4 to 6 bits in `gguf_super_blocks.py`: several times as fast as the `gguf` package, bit
-for bit the same, and with nothing to install. Every other format goes through `gguf.quants.dequantize`.
+Plain floats keep their dtype. The formats with blocks of 32 weights, which small models use, are decoded here with
+torch, and the K formats of 4 to 6 bits in `gguf_super_blocks.py`: several times as fast as the `gguf` package, bitwise
+equal, and with nothing to install. Every other format goes through `gguf.quants.dequantize`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from slipstream.errors import UnsupportedModel
-from slipstream.models import gguf_super_blocks as super_blocks
-from slipstream.models.gguf_super_blocks import half_at
+from slipstream.models.formats import gguf_super_blocks as super_blocks
+from slipstream.models.formats.gguf_super_blocks import half_at
 
 BLOCK = 32
-# Weights decoded at a time: a step's temporaries (a few MB) should stay in the processor's cache.
+# Weights decoded at a time: temporaries (a few MB) should stay in the CPU's cache.
 CHUNK = 1 << 19
 
 Decoder = Callable[[torch.Tensor, torch.Tensor], None]
@@ -58,7 +58,7 @@ def _in_halves(out: torch.Tensor) -> torch.Tensor:
     return out.view(-1, 2, BLOCK // 2)
 
 
-# Products and sums stay apart (no fused multiply-add), so that the result is the reference's to the last bit.
+# Products and sums stay separate (no fused multiply-add), so that the result is bitwise the reference's.
 
 
 def _q4_0(blocks: torch.Tensor, out: torch.Tensor) -> None:
@@ -144,6 +144,7 @@ def _gguf_modules(kind: int, tensor: str) -> tuple[Any, Any]:
         from gguf import constants, quants
     except ImportError:
         raise UnsupportedModel(
-            f"tensor {tensor!r} has quantisation {kind}, which needs the gguf package", hint="pip install gguf"
+            f"tensor {tensor!r} has quantisation {kind}, which needs the gguf package",
+            hint="pip install 'slipstream[gguf]'",
         ) from None
     return constants, quants

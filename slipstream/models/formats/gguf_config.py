@@ -1,4 +1,4 @@
-"""GGUF metadata -> ModelConfig. What the metadata asks for and we do not compute is refused by name."""
+"""GGUF metadata -> ModelConfig. Unsupported settings are refused by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.errors import CorruptFile, ShapeMismatch, UnsupportedModel
 from slipstream.models.config import LinearScaling, ModelConfig
-from slipstream.models.gguf_metadata import GGUFHead
+from slipstream.models.formats.gguf_metadata import GGUFHead
 
 ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
 PATTERN = "attention.sliding_window_pattern"
@@ -16,19 +16,19 @@ PATTERN = "attention.sliding_window_pattern"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What an architecture's name says and its metadata does not."""
+    """What an architecture implies and its metadata does not say."""
 
     post_norms: bool = False
     embeds_scaled: bool = False  # by the square root of the width
     activation: str = "silu"
-    softcaps: Mapping[str, float] = field(default_factory=dict)  # the keys that are honoured, with defaults; 0: none
+    softcaps: Mapping[str, float] = field(default_factory=dict)  # supported keys, with defaults; 0: none
     qk_norm_whole: bool = False
     norm_topk: bool = True
-    window: int = 0  # where the metadata have none
-    full_every: int = 0  # every so many layers one has no window
+    window: int = 0  # if the metadata has none
+    full_every: int = 0  # one in so many layers has no window
     rope_local_theta: float | None = None  # of layers with a window
-    # The metadata do not say what scales the queries: the head size, but in the one model that has so many layers the
-    # hidden size divided by the heads.
+    # The metadata does not say what scales the queries: the head size, except in the one model with this many layers:
+    # the hidden size divided by the heads.
     wide_layers: int = 0
 
 
@@ -72,7 +72,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
 }
 
-# We list layers and experts before any tensor can prove their number wrong; a garbled one must not eat the memory.
+# Layers and experts are listed before any tensor can disprove their number; a corrupt one must not exhaust the memory.
 MOST_LISTED = 10_000
 
 
@@ -91,7 +91,7 @@ class _Reader:
         self.architecture, self.known = name, ARCHITECTURES[name]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number, or one that is the same for every layer."""
+        """A number, or a list whose elements are all that number."""
         key = f"{self.architecture}.{key}"
         value = self.metadata.get(key, default)
         if isinstance(value, list) and value:
@@ -125,7 +125,7 @@ class _Reader:
 
     def token(self, name: str) -> int | None:
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        # Converters write 2**32 - 1 for "there is none".
+        # Converters write 2**32 - 1 for "none".
         return value if isinstance(value, int) and 0 <= value < 0xFFFFFFFF else None
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from slipstream.errors import CorruptFile, ShapeMismatch, UnsupportedModel
-from slipstream.models.gguf_blocks import BlockFormat, block_format, decode
-from slipstream.models.gguf_config import config_from_gguf
-from slipstream.models.gguf_metadata import TensorInfo, read_head
+from slipstream.models.formats.gguf_blocks import BlockFormat, block_format, decode
+from slipstream.models.formats.gguf_config import config_from_gguf
+from slipstream.models.formats.gguf_metadata import TensorInfo, read_head
 from slipstream.models.mtp import mtp_tensors
 from slipstream.models.shapes import expected_shape, weight_names
 
@@ -45,14 +45,14 @@ PARTS = {
 
 
 class GGUFCheckpoint:
-    """A GGUF file, opened: everything is checked against the config, nothing is decoded until `weight` asks."""
+    """A GGUF file, opened: everything is checked against the config, nothing is decoded until `weight` is called."""
 
     def __init__(self, path: str | Path, name: str | None = None) -> None:
         self.path = Path(path)
         self.name = name or str(path)
         self._head = read_head(self.path)
         with self.path.open("rb") as file:
-            # Copy-on-write, because torch insists on writable memory; nobody writes.
+            # Copy-on-write, because torch requires writable memory; nothing is written.
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._data: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(self._mapped, np.uint8)
         self.config = config_from_gguf(self._head, self.name, self._rope_factors())
@@ -80,7 +80,7 @@ class GGUFCheckpoint:
         return self._unpermute(name.rsplit(".", 1)[-1], weight)
 
     def _forget(self, start: int, size: int) -> None:
-        """Have the memory of these bytes back, which were read once: while weights are made, the file is in the way."""
+        """Release the memory of these bytes: they are read only once."""
         if hasattr(mmap, "MADV_DONTNEED"):
             first = start - start % mmap.PAGESIZE
             self._mapped.madvise(mmap.MADV_DONTNEED, first, start + size - first)
@@ -104,7 +104,7 @@ class GGUFCheckpoint:
         return values if any(value != 1.0 for value in values) else ()
 
     def _place(self, name: str) -> tuple[str, int | None]:
-        """Where a canonical weight lies: its tensor and, in a stack of experts, its index; checked."""
+        """Where a canonical weight is: its tensor and, in a stack of experts, its index; checked."""
         tensor, expert = self._locate(name)
         info = self._head.tensors.get(tensor)
         if info is None:
@@ -129,7 +129,7 @@ class GGUFCheckpoint:
         return (alone, None) if alone in self._head.tensors else (stack, int(expert))
 
     def _check_extent(self, tensor: str, info: TensorInfo) -> tuple[BlockFormat, int]:
-        """The tensor's format and size in bytes; CorruptFile if its bytes are not all there."""
+        """The tensor's format and size in bytes; CorruptFile if the file ends before it."""
         form = block_format(info.kind, tensor)
         row = form.row_bytes(info.shape[-1] if info.shape else 1)
         if row is None:
@@ -142,7 +142,7 @@ class GGUFCheckpoint:
         return form, size
 
     def _unpermute(self, part: str, weight: torch.Tensor) -> torch.Tensor:
-        """Rotary halves put back in order.
+        """Undo the permutation of rotary halves.
 
         Files of architecture "llama" store each head's q and k rows as pairs (i, i + half), side by side, because
         their rope rotates neighbours; ours rotates halves. [heads, half, 2, ...] -> [heads, 2, half, ...].

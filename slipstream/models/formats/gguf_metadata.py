@@ -1,7 +1,7 @@
-"""Reads the head of a GGUF file: its metadata and where each tensor lies.
+"""Reads the head of a GGUF file: its metadata and where each tensor is.
 
 The `gguf` package does the same through numpy views, one per string, and takes seconds for a vocabulary of 49,152
-tokens; a command line cannot wait for that. This reader walks the bytes once (tens of milliseconds).
+tokens. This reader walks the bytes once (tens of milliseconds).
 
 Layout (little-endian): "GGUF", version u32, tensor count u64, metadata count u64; then per metadata entry a string key,
 a type u32 and a value; then per tensor a string name, a rank u32, the dimensions u64 (innermost first), a type u32 and
@@ -40,7 +40,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHead:
-    """All that stands before the tensor data."""
+    """Everything before the tensor data."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
@@ -48,7 +48,7 @@ class GGUFHead:
 
 
 def read_head(path: Path) -> GGUFHead:
-    """The metadata and tensor table of `path`; CorruptFile if they cannot be made sense of."""
+    """The metadata and tensor table of `path`; CorruptFile if they cannot be parsed."""
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
@@ -57,7 +57,9 @@ def read_head(path: Path) -> GGUFHead:
                 return _parse(_Cursor(buffer, len(MAGIC)), path)
     except OSError as error:
         raise ModelNotFound(f"cannot read {path}: {error.strerror or error}") from error
-    except (struct.error, UnicodeDecodeError, _GarbledError) as error:
+    except struct.error as error:
+        raise CorruptFile(f"{path} is truncated or garbled: a number reaches past the end of the file") from error
+    except (UnicodeDecodeError, _GarbledError) as error:
         raise CorruptFile(f"{path} is truncated or garbled: {error}") from error
 
 
@@ -77,7 +79,7 @@ class _Cursor:
         return self.scalars(letter, 1)[0]
 
     def scalars(self, letter: str, count: int) -> tuple[Any, ...]:
-        # Compared before struct sees it: a garbled count must not become an allocation.
+        # Checked before struct sees it: a corrupt count must not become an allocation.
         if count * struct.calcsize(letter) > self.size - self.position:
             raise _GarbledError(f"{count} values at byte {self.position} reach past the end of the file")
         layout = struct.Struct(f"<{count}{letter}")
@@ -86,7 +88,7 @@ class _Cursor:
         return values
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings, each a u64 length and its bytes: the hot loop, a vocabulary and its merges pass here."""
+        """`count` strings, each a u64 length and its bytes. This is the hot loop: vocabularies and merges."""
         buffer, size, position = self.buffer, self.size, self.position
         length_of: Callable[[Any, int], tuple[Any, ...]] = struct.Struct("<Q").unpack_from
         texts = []

@@ -1,6 +1,6 @@
-"""Blocks of 256 weights with scales of their own inside: the K family, which is what larger models come in.
+"""Blocks of 256 weights with inner scales: the K formats, which larger models use.
 
-Products and sums stay apart (no fused multiply-add), so that the result is the reference's to the last bit.
+Products and sums stay separate (no fused multiply-add), so that the result is bitwise the reference's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def q4_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def q5_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    """[n, 176] bytes: the same with a fifth bit of every weight, one byte for the same place in all eight parts."""
+    """[n, 176] bytes: the same with a fifth bit of every weight, one byte for the same index in all eight parts."""
     fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
     _with_offsets(blocks, _halves(blocks[:, 48:176], 32) | (fifth << 4), out)
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from slipstream.errors import CorruptFile, ModelNotFound, ShapeMismatch, UnsupportedModel
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf_config import config_from_hf, family_of
+from slipstream.models.formats.hf_config import config_from_hf, family_of
 from slipstream.models.mtp import mtp_tensors
 from slipstream.models.shapes import expected_shape, weight_names
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F64", "F32", "F16", "BF16")
 HEAD = "lm_head.weight"
-# Tables that old files carry and nobody reads: they follow from the config.
+# Tables in old files that follow from the config and are ignored.
 DERIVED = "rotary_emb.inv_freq"
 
 TABLES = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": HEAD}
@@ -43,7 +43,7 @@ PARTS = {
     "up": "mlp.up_proj.weight",
     "down": "mlp.down_proj.weight",
 }
-# A norm behind attention takes the name that the norm before the MLP has elsewhere.
+# The norm after attention has the name of the norm before the MLP elsewhere.
 POST_NORM_PARTS = {
     "attn_post_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",
@@ -55,7 +55,7 @@ LAYERS, MTP_JOINT = "model.layers.", "eh_proj.weight"
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a canonical weight lies: in tensor `tensor`, whose stored shape must be `whole`, at `index`."""
+    """Where a canonical weight is: in tensor `tensor`, whose stored shape must be `whole`, at `index`."""
 
     tensor: str
     whole: tuple[int, ...]
@@ -63,7 +63,7 @@ class Piece:
 
 
 class HFCheckpoint:
-    """A directory, opened: every tensor's presence, shape and dtype is checked, none is read until `weight` asks."""
+    """A directory, opened: every tensor's presence, shape and dtype is checked, none is read before `weight`."""
 
     def __init__(self, path: str | Path, name: str | None = None) -> None:
         self.path = Path(path)
@@ -119,7 +119,7 @@ class HFCheckpoint:
 
 
 def _locate(name: str, config: ModelConfig, tensors: Mapping[str, Any]) -> Piece:
-    """The piece that holds canonical weight `name`, in whichever layout these tensors are."""
+    """The piece that holds canonical weight `name`, in any supported layout."""
     shape = expected_shape(config, name)
     if name in TABLES:
         return Piece(TABLES[name], shape)
@@ -128,7 +128,7 @@ def _locate(name: str, config: ModelConfig, tensors: Mapping[str, Any]) -> Piece
     parts = PARTS | POST_NORM_PARTS if config.post_norms else PARTS
     if part in parts:
         return Piece(f"{prefix}.{parts[part]}", shape)
-    # A matrix per expert, by Mixtral's names or by the others', or transformers 5's own stacks.
+    # One matrix per expert, by Mixtral's names or the others', or the stacks of transformers 5.
     block = MIXTRAL if f"{prefix}.{MIXTRAL}.gate.weight" in tensors else "mlp"
     if part == "router":
         return Piece(f"{prefix}.{block}.gate.weight", shape)
@@ -183,7 +183,7 @@ def _open_file(path: Path) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; one that cannot be read, or holds no object, is refused by name."""
+    """The object in a JSON file; CorruptFile or ModelNotFound names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

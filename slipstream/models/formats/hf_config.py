@@ -1,4 +1,4 @@
-"""Hugging Face `config.json` -> ModelConfig. What it asks for and we do not compute is refused by name."""
+"""Hugging Face `config.json` -> ModelConfig. Unsupported settings are refused by name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from slipstream.errors import CorruptFile
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf_layers import mixture, rope, windows
-from slipstream.models.hf_reader import HFReader
+from slipstream.models.formats.hf_layers import mixture, rope, windows
+from slipstream.models.formats.hf_reader import HFReader
 
 
 @dataclass(frozen=True)
@@ -25,29 +25,29 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Family:
-    """What an architecture's name says and its config.json does not, defaults included."""
+    """What an architecture implies and its config.json does not say, defaults included."""
 
     name: str
     rope_theta: float = 10_000.0
-    rope_local_theta: float | None = None  # layers with a window turn by a base of their own
+    rope_local_theta: float | None = None  # layers with a window have another rotation base
     norm_eps: float = 1e-6
     norms_from_one: bool = False  # files hold w for norms that multiply by 1 + w
     post_norms: bool = False
     embeds_scaled: bool = False  # by the square root of the width
     activation: tuple[str, str] = ("hidden_act", "silu")  # the key, and what its absence means
-    softcaps: Mapping[str, float | None] = field(default_factory=dict)  # the keys that are honoured, with defaults
+    softcaps: Mapping[str, float | None] = field(default_factory=dict)  # supported keys, with defaults
     qkv_bias: bool = False
-    clips_qkv: bool = False  # `clip_qkv` is honoured
+    clips_qkv: bool = False  # `clip_qkv` is supported
     qk_norm: bool = False
     qk_norm_whole: bool = False
     query_scalar: float | None = None  # of `query_pre_attn_scalar`; None: scores are scaled by the head size
     head_dim: int | None = None  # None: hidden size / heads
     tied_head: bool = False
     window: int | None = None  # of a config without the key; null in the config means none
-    slides: bool = False  # layers have a window: all, if the next three say nothing else
+    slides: bool = False  # layers have a window: all, unless the next three say otherwise
     asks_to_slide: bool = False  # `use_sliding_window` says whether
     slides_late: bool = False  # `max_window_layers` says from which layer on
-    full_every: int = 0  # every so many layers one has no window
+    full_every: int = 0  # one in so many layers has no window
     mixture: Mixture | None = None
 
 
@@ -118,8 +118,8 @@ def config_from_hf(
 ) -> ModelConfig:
     """The config of the model called `source`.
 
-    `raw` is config.json, `generation` is generation_config.json (empty if there is none), `has_head` tells whether the
-    weights have an output head of their own: some files rely on that instead of `tie_word_embeddings`.
+    `raw` is config.json, `generation` is generation_config.json (empty if there is none), `has_head`: whether the
+    weights have an output head, on which some files rely instead of `tie_word_embeddings`.
     """
     reader = HFReader(raw, source)
     family = family_of(raw, source)
@@ -163,7 +163,7 @@ def config_from_hf(
 
 
 def family_of(raw: Mapping[str, Any], source: str) -> Family:
-    """The family that config.json names; UnsupportedModel if it is none of ours."""
+    """The family that config.json names; UnsupportedModel if it is not supported."""
     names = raw.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in ARCHITECTURES:

@@ -1,4 +1,4 @@
-"""What a config.json says of its layers: their rotations, their windows, and which of them have experts."""
+"""What a config.json says about its layers: rotations, windows, and which of them have experts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.errors import CorruptFile
 from slipstream.models.config import LinearScaling, Llama3Scaling
-from slipstream.models.hf_reader import HFReader
+from slipstream.models.formats.hf_reader import HFReader
 
 if TYPE_CHECKING:
-    from slipstream.models.hf_config import Family, Mixture
+    from slipstream.models.formats.hf_config import Family, Mixture
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def rope(reader: HFReader, family: Family, context: int) -> dict[str, Any]:
-    """The rotation's fields of ModelConfig.
+    """The rope fields of ModelConfig.
 
-    transformers 5 keeps base and scaling in `rope_parameters`, transformers 4 in two places. Where layers with a window
-    turn differently, transformers 5 has a dictionary per kind of layer and transformers 4 has `rope_local_base_freq`.
+    transformers 5 has base and scaling in `rope_parameters`, transformers 4 in two places. If layers with a window have
+    another rotation, transformers 5 has a dictionary per kind of layer and transformers 4 has `rope_local_base_freq`.
     """
     fields: dict[str, Any] = {}
     given = reader.raw.get("rope_parameters") or {}
@@ -70,7 +70,7 @@ def windows(reader: HFReader, family: Family, layers: int) -> tuple[int | None, 
     if not family.slides or (family.asks_to_slide and not reader.raw.get("use_sliding_window")):
         return ()
     if reader.raw.get("sliding_window", family.window) is None:
-        if family.full_every:  # its layers are of two kinds, whatever the window
+        if family.full_every:  # its layers are of two kinds, with or without a window
             raise reader.nonsense("sliding_window", None)
         return ()
     window = reader.count("sliding_window", family.window)
@@ -79,7 +79,7 @@ def windows(reader: HFReader, family: Family, layers: int) -> tuple[int | None, 
         kinds = [SLIDING if slides else FULL for slides in _sliding_layers(reader, family, layers)]
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise CorruptFile(f"{reader.source}: config.json has layer_types that do not name its {layers} layers")
-    # The classes whose every layer slides have no notion of another kind of layer, whatever the file says.
+    # Classes in which every layer slides support no other kind of layer, whatever the file says.
     allowed = {FULL, SLIDING} if family.full_every or family.slides_late else {SLIDING}
     if unknown := sorted({str(kind) for kind in kinds} - allowed):
         raise reader.refuse(f"has layer_types with {unknown[0]!r}", hint=f"supported: {', '.join(sorted(allowed))}")
@@ -88,7 +88,7 @@ def windows(reader: HFReader, family: Family, layers: int) -> tuple[int | None, 
 
 
 def _sliding_layers(reader: HFReader, family: Family, layers: int) -> list[bool]:
-    """Which layers slide, in a config that does not list them."""
+    """Which layers slide, if the config does not list them."""
     if family.full_every:
         every = reader.count("sliding_window_pattern", family.full_every)
         return [(layer + 1) % every != 0 for layer in range(layers)]
@@ -99,7 +99,7 @@ def _sliding_layers(reader: HFReader, family: Family, layers: int) -> list[bool]
 
 
 def mixture(reader: HFReader, known: Mixture | None, layers: int) -> dict[str, Any]:
-    """The experts' fields of ModelConfig; none for a family without experts."""
+    """The expert fields of ModelConfig; none for a family without experts."""
     if known is None:
         return {}
     renormalises = reader.raw.get("norm_topk_prob", known.norm_topk)

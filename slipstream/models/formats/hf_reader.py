@@ -1,4 +1,4 @@
-"""Reading one config.json by key: what is absent, null or nonsense is told with the file's name and the key."""
+"""Reads one config.json by key; errors name the file and the key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.errors import CorruptFile, UnsupportedModel
 
 LARGEST = 2**48
-# Of these we make a list before any weight can prove the number wrong; a garbled one must not eat the memory.
+# These counts become lists before any weight can disprove them; a corrupt one must not exhaust the memory.
 LISTED, MOST_LISTED = ("num_hidden_layers", "num_local_experts", "num_experts"), 10_000
 
 
@@ -30,20 +30,20 @@ class HFReader:
         return value
 
     def count(self, key: str, default: int | None = None, within: Mapping[str, Any] | None = None) -> int:
-        """The same, whole."""
+        """A positive integer, likewise."""
         value = self.number(key, default, within)
         if value != int(value) or (key in LISTED and value > MOST_LISTED):
             raise self.nonsense(key, value)
         return int(value)
 
     def optional(self, key: str, default: float | None = None) -> float | None:
-        """A positive number, or None for null; absent, the default."""
+        """A positive number, or None for null; the default if absent."""
         return None if self.raw.get(key, default) is None else self.number(key, default)
 
     def nonsense(self, key: str, value: object) -> CorruptFile:
-        """The error for a value that no model can have."""
+        """The error for an impossible value."""
         return CorruptFile(f"{self.source}: config.json has {key} = {value!r}")
 
     def refuse(self, what: str, hint: str | None = None) -> UnsupportedModel:
-        """The error for something that we do not compute."""
+        """The error for an unsupported setting."""
         return UnsupportedModel(f"{self.source} {what}", hint=hint)

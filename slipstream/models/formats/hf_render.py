@@ -1,7 +1,7 @@
-"""The config and the tokenizer of a model as Hugging Face files, for one that came in another format or was made here.
+"""The config and the tokenizer of a model as Hugging Face files, for one of another format or made here.
 
-There is no table of what each family can say: a config is written in the words of one family after the other and read
-back, and the first that reads back as the same model is taken. What no family can say is refused.
+There is no table of what each family supports: a config is written as one family after the other and read back, and the
+first that reads back as the same model is used. What no family can express is refused.
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from typing import Any
 
 from slipstream.errors import ModelError, UnsupportedModel
 from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
-from slipstream.models.hf_config import ACTIVATIONS, ARCHITECTURES, ATTENTION_CAP, LOGIT_CAP, Family, config_from_hf
-from slipstream.models.hf_layers import FULL, SLIDING
+from slipstream.models.formats.hf_config import (
+    ACTIVATIONS,
+    ARCHITECTURES,
+    ATTENTION_CAP,
+    LOGIT_CAP,
+    Family,
+    config_from_hf,
+)
+from slipstream.models.formats.hf_layers import FULL, SLIDING
 from slipstream.text import Tokenizer
 
-_SAMPLE = "Why is the sky blue? 1,234 Grüße\n\n    return x + 1"  # to be cut alike by a tokenizer and its copy
+_SAMPLE = "Why is the sky blue? 1,234 Grüße\n\n    return x + 1"  # to be tokenized alike by a tokenizer and its copy
 _MODEL_TYPES = {"gemma3": "gemma3_text"}  # where it is not the family's name
 
 
 def rendered_config(config: ModelConfig, source: str) -> tuple[dict[str, Any], Family]:
-    """A config.json that says what `config` says, and the family in whose words it does."""
+    """A config.json equivalent to `config`, and its family."""
     for architecture, family in ARCHITECTURES.items():
         raw = _written(config, architecture, family)
         try:
@@ -38,11 +45,11 @@ def rendered_config(config: ModelConfig, source: str) -> tuple[dict[str, Any], F
 
 
 def rendered_scaling(config: ModelConfig) -> dict[str, Any] | None:
-    """How the rotation is scaled, as a config.json says it."""
+    """The rope scaling as in a config.json."""
     scaling = config.rope_scaling
     if config.rope_factors:
         raise UnsupportedModel(
-            "the model's rotation is given as bare factors, for which a config.json has no words",
+            "the model's rotation is given as bare factors, which a config.json cannot express",
             hint="take the model as a Hugging Face directory",
         )
     if isinstance(scaling, LinearScaling):
@@ -59,7 +66,7 @@ def rendered_scaling(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a tokenizer as files of Hugging Face, and make sure that what is read back is the same."""
+    """Write a tokenizer as Hugging Face files, and check that it reads back the same."""
     from tokenizers import processors
 
     backend = type(tokenizer._backend).from_str(tokenizer._backend.to_str())
@@ -85,20 +92,20 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _ways(tokenizer: Tokenizer) -> tuple[object, ...]:
-    """What two tokenizers have in common if they are the same; which ids end an answer the config says too."""
+    """What is equal in two equal tokenizers; end ids are also in the config."""
     cut = tokenizer.encode(_SAMPLE), tokenizer.encode(_SAMPLE, add_special=False)
     facts = tokenizer.fingerprint(), tokenizer.bos_id, frozenset(tokenizer.eos_ids), tokenizer.special_ids
     return *facts, tokenizer.has_chat_template, *cut
 
 
 def _essence(config: ModelConfig) -> ModelConfig:
-    """A config without what only messages use, and with what its absence means."""
+    """A config without fields that only messages use, and with explicit defaults."""
     scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
     return replace(config, family="", query_scale=round(scale, 12), mtp_layers=0)
 
 
 def _written(config: ModelConfig, architecture: str, family: Family) -> dict[str, Any]:
-    """What a config says in the words of a family, as far as that has words for it."""
+    """A config as a config.json of this family, as far as it can express it."""
     activation, _ = family.activation
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     windows = {window for window in config.windows if window is not None}

@@ -16,7 +16,7 @@ from slipstream.errors import ModelNotFound
 
 Result = TypeVar("Result")
 
-# Everything a loader may read, and no second copy of the weights in another format.
+# Every file that a loader may read, and no second copy of the weights in another format.
 WANTED = [
     "config.json",
     "generation_config.json",
@@ -54,12 +54,12 @@ class Reference:
 
 
 def is_reference(text: str) -> bool:
-    """Whether `text` has the form of a reference; it says nothing about its existence."""
+    """Whether `text` has the form of a reference; it need not exist."""
     return PATTERN.fullmatch(text) is not None
 
 
 def parse(text: str) -> Reference:
-    """The parts of a reference; ModelNotFound if `text` has not the form of one."""
+    """The parts of a reference; ModelNotFound if `text` is not one."""
     match = PATTERN.fullmatch(text)
     if match is None:
         raise ModelNotFound(
@@ -78,16 +78,7 @@ def download(repo_id: str, revision: str | None = None) -> Path:
         file = _pick(reference, _gguf_files(hub, reference.repository, revision))
     if file:
         return Path(_ask(repo_id, hub.hf_hub_download, reference.repository, file, revision=revision))
-    folder = Path(
-        _ask(
-            repo_id,
-            hub.snapshot_download,
-            reference.repository,
-            revision=revision,
-            allow_patterns=WANTED,
-            ignore_patterns=UNWANTED,
-        )
-    )
+    folder = fetch(repo_id, WANTED, revision)
     if not (folder / "config.json").exists():
         files = _gguf_files(hub, reference.repository, revision)
         cure = f"name one of its files: {reference.repository}/{files[0]}" if files else "check the name"
@@ -95,14 +86,21 @@ def download(repo_id: str, revision: str | None = None) -> Path:
     return folder
 
 
+def fetch(repo_id: str, wanted: list[str], revision: str | None = None) -> Path:
+    """The local directory with the files of a repository's top folder that have one of these names."""
+    reference, hub = parse(repo_id), _hub()
+    options = {"revision": revision or reference.revision, "allow_patterns": wanted, "ignore_patterns": UNWANTED}
+    return Path(_ask(repo_id, hub.snapshot_download, reference.repository, **options))
+
+
 def _gguf_files(hub: Any, repository: str, revision: str | None) -> list[str]:
-    """The GGUF files of a repository; those in the cache if the hub cannot be asked."""
+    """The GGUF files of a repository; those in the cache if the hub cannot be reached."""
     try:
         files: list[str] = hub.list_repo_files(repository, revision=revision)
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
         raise _explain(repository, error) from error
-    except Exception:  # offline by choice or by accident, in whatever words of the client's transport
-        # No patterns: we want the folder, however little of the repository is in it.
+    except Exception:  # offline by choice or by accident; the exception depends on the client's transport
+        # No patterns: the folder is needed, even if little of the repository is in it.
         options: dict[str, Any] = {"revision": revision, "local_files_only": True, "allow_patterns": []}
         folder = Path(_ask(repository, hub.snapshot_download, repository, **options))
         files = [file.relative_to(folder).as_posix() for file in folder.rglob("*.gguf")]
@@ -110,7 +108,7 @@ def _gguf_files(hub: Any, repository: str, revision: str | None) -> list[str]:
 
 
 def _pick(reference: Reference, files: list[str]) -> str:
-    """The one file of the wanted quantisation, which file names end in."""
+    """The one file whose name ends in the requested quantisation."""
     ending = re.compile(rf"(?:^|[-._/]){re.escape(str(reference.quant))}\.gguf", re.IGNORECASE)
     matching = [file for file in files if ending.search(file)]
     if len(matching) == 1:
@@ -123,11 +121,11 @@ def _pick(reference: Reference, files: list[str]) -> str:
 
 
 def _ask(reference: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """Calls a function of the hub's client; whatever it raises becomes one line."""
+    """Calls a function of the hub's client; any exception becomes one line."""
     try:
         return function(*args, **options)
     except Exception as error:
-        # Its transport's exceptions changed twice (requests, httpx, a fork); none of them is ours to name.
+        # Its transport's exceptions changed twice (requests, httpx, a fork), so they are not named.
         raise _explain(reference, error) from error
 
 
@@ -142,7 +140,7 @@ def _explain(reference: str, error: Exception) -> ModelNotFound:
             hint="check the name, or log in with `hf auth login`",
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return ModelNotFound(f"{reference}: no such revision on the hub", hint="check what stands after the @")
+        return ModelNotFound(f"{reference}: no such revision on the hub", hint="check the part after the @")
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return ModelNotFound(
             f"{reference} is not in the local cache and the hub cannot be reached",

@@ -1,4 +1,4 @@
-"""From what the user typed to an opened checkpoint: a built-in name, a path, or a repository on the hub."""
+"""From a user's model name to an opened checkpoint: a built-in name, a path, or a repository on the hub."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from slipstream.errors import ModelNotFound, UnsupportedModel
 from slipstream.folders import expanded
-from slipstream.models import builtin, hub
-from slipstream.models.checkpoint import Checkpoint
+from slipstream.models.formats import builtin, hub
+from slipstream.models.formats.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from slipstream.models.adapter_checkpoint import AdapterCheckpoint
+    from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
 
 Progress = Callable[[int, int], None]
 
@@ -20,25 +20,26 @@ Progress = Callable[[int, int], None]
 def open_checkpoint(model: str | Path, progress: Progress | None = None) -> Checkpoint:
     """Opens `model` for our own decoder: a built-in name, a directory or GGUF file, or a hub id, in this order.
 
-    A built-in model is downloaded on first use; `progress` is told (bytes done, bytes in all).
+    A built-in model is downloaded on first use; `progress` gets (bytes done, bytes in all).
     """
     return _open_path(_find(model, progress), str(model))
 
 
 def open_model(model: str | Path) -> Checkpoint | AdapterCheckpoint:
-    """The same, and a directory that our decoder does not run is opened for transformers, if that can run it."""
+    """The same, or the directory opened for transformers if only that can run it."""
     path, name = _find(model), str(model)
     try:
         return _open_path(path, name)
     except UnsupportedModel as refusal:
         if not path.is_dir():
             raise
-        from slipstream.models.adapter_checkpoint import AdapterCheckpoint
+        from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
 
         try:
             return AdapterCheckpoint(path, name, refusal)
-        except ImportError:  # there is no transformers here
-            raise refusal from None
+        except ImportError:
+            what = f"{refusal.message}; transformers, which may run it, is not installed"
+            raise UnsupportedModel(what, hint="pip install 'slipstream[hf]'") from None
 
 
 def _find(model: str | Path, progress: Progress | None = None) -> Path:
@@ -48,7 +49,7 @@ def _find(model: str | Path, progress: Progress | None = None) -> Path:
     path = expanded(name)
     if name and path.exists():
         return path
-    # A Path is a promise that the thing is on disk; so is a name that starts like one.
+    # A Path must be on disk; so must a name that starts like one.
     if isinstance(model, str) and not name.startswith((".", "/", "~")) and hub.is_reference(name):
         return hub.download(name)
     raise ModelNotFound(
@@ -60,13 +61,13 @@ def _find(model: str | Path, progress: Progress | None = None) -> Path:
 def _open_path(path: Path, name: str) -> Checkpoint:
     # Imported here: both need torch, and a mistyped name should not wait for it.
     if path.is_dir():
-        from slipstream.models.hf import HFCheckpoint
+        from slipstream.models.formats.hf import HFCheckpoint
 
         _require_config(path)
         return HFCheckpoint(path, name)
     if path.suffix in (".safetensors", ".bin", ".json"):
         raise ModelNotFound(f"{path} is a part of a model", hint=f"give its directory, {path.parent}")
-    from slipstream.models.gguf_file import GGUFCheckpoint
+    from slipstream.models.formats.gguf_file import GGUFCheckpoint
 
     return GGUFCheckpoint(path, name)
 

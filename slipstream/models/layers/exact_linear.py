@@ -1,14 +1,14 @@
-"""The product on a GPU whose rows do not depend on each other: `exact` takes it in place of the library's."""
+"""The batch-invariant GEMM on a GPU: `exact` uses it in place of the library's."""
 
 from __future__ import annotations
 
 import torch
 
-from slipstream.models.linear import AddingLinear
+from slipstream.models.layers.linear import AddingLinear
 
 
 class ExactLinear(AddingLinear):
-    """A kernel of our own, which cuts and adds in the same way for any number of rows."""
+    """Our own kernel, which tiles and sums in the same way for any number of rows."""
 
     exact = True
 
@@ -25,7 +25,7 @@ class ExactLinear(AddingLinear):
         self._into(total, total, x)
 
     def _into(self, out: torch.Tensor, total: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        from slipstream.exact_kernels import product
+        from slipstream.gpu.exact_kernels import product
 
         product(x, self._weight, self._bias, total, out)
         return out

@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU: the device chooses, and reads the weights of chosen experts only."""
+"""A mixture of experts on a GPU: routing on the device, reading only the weights of chosen experts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from slipstream.fused import gated
-from slipstream.models.linear import Linear
+from slipstream.gpu.fused import gated
+from slipstream.models.layers.linear import Linear
 
 
 class Stacks(NamedTuple):
@@ -19,7 +19,7 @@ class Stacks(NamedTuple):
 
 
 def stacked(matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], experts: int) -> Stacks:
-    """Stacks of the matrices of each expert, gate_up and down, which are made one after the other and not kept."""
+    """Stack the matrices of each expert, gate_up and down, made one after the other and not kept."""
     stacks: Stacks | None = None
     for number, pair in enumerate(matrices):
         if stacks is None:
@@ -31,10 +31,10 @@ def stacked(matrices: Iterable[tuple[torch.Tensor, torch.Tensor]], experts: int)
 
 
 class GroupedMixture:
-    """The best experts of each row, weighted, as `MixtureMLP` has them, with gates of silu; can be captured.
+    """The best experts of each row, weighted, as in `MixtureMLP`, with silu gates; can be captured.
 
-    The rows of an expert are gathered by its products. Their results are weighted and added in float32, experts in
-    ascending order, so that a row's sum has one order.
+    The GEMMs gather the rows of each expert. Their results are weighted and added in float32, experts in ascending
+    order, so that a row's sum has one order.
     """
 
     def __init__(self, router: Linear, experts: Stacks, per_token: int, norm_topk: bool) -> None:
@@ -50,13 +50,13 @@ class GroupedMixture:
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts of each row, int32 [rows, per_token], ascending, and their shares, float32."""
-        from slipstream.models import mixture_kernels as kernels
+        from slipstream.gpu import mixture_kernels as kernels
 
         return kernels.choose(self.router(x), self._per_token, self._norm_topk)
 
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """Add to `total` [rows, width] what the rows of x give."""
-        from slipstream.models import mixture_kernels as kernels
+        """Add to `total` [rows, width] the output for the rows of x."""
+        from slipstream.gpu import mixture_kernels as kernels
 
         chosen, shares = self.choose(x)
         groups = kernels.group(chosen, len(self.experts.gate_up))

@@ -1,13 +1,13 @@
-"""Matrix products whose rows do not depend on each other.
+"""Batch-invariant GEMMs on a CPU: a row's result does not depend on the other rows.
 
 `F.linear` picks its kernel by the number of rows, and the kernels round differently, so a token's logits would depend
-on how many tokens share its pass. Two forms give a row the same bits whatever its company:
+on how many tokens share its pass. Two forms are batch-invariant:
 
 * `PackedLinear`: MKL with the weights packed once. Also much faster than `F.linear` for 2 to 64 rows.
-* `TiledLinear`: `F.linear` in tiles of a fixed number of rows, for CPUs without MKL, or on which it does not do so.
+* `TiledLinear`: `F.linear` in tiles of a fixed number of rows, for CPUs without MKL, or on which MKL is not invariant.
 
-Elsewhere (CUDA, 16-bit on a CPU) `PlainLinear` is used, and the model says that it is not exact. On a GPU that can be
-had too: `exact_linear.py`.
+Elsewhere (CUDA, 16-bit on a CPU) `PlainLinear` is used, and the model reports that it is not exact. For GPUs there is
+`exact_linear.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from slipstream import products
-from slipstream.passing import Late, late_gate
+from slipstream.gpu import gemm
+from slipstream.gpu.layer_ops import DeferredNorm, deferred_gate
 
-_PACK_ROWS = 64  # the packing is made for this many rows and serves any other number
+_PACK_ROWS = 64  # the weights are packed for this many rows, and used for any number
 _TILE_ROWS = 8
-_WORTH_GUESSING = 1 << 18  # numbers of a weight
-NATIVE_INPUTS, DIGIT_INPUTS = 4, 16  # of which our own kernels want a multiple
-_NARROW = 256  # outputs up to which one row may take a matrix-vector kernel (seen up to 128) and is therefore doubled
+_LEAST_DRAFT_WEIGHT = 1 << 18  # elements of a weight
+NATIVE_INPUTS, INT8_INPUTS = 4, 16  # our own kernels need multiples of these
+_NARROW = 256  # outputs up to which one row may use a matrix-vector kernel (seen up to 128) and is therefore doubled
 
 
 class Linear(Protocol):
@@ -42,7 +42,7 @@ class Linear(Protocol):
 
 
 def add_product(total: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
-    """total += part(x), in one go where the part is a product that can."""
+    """total += part(x), fused if the part supports it."""
     if isinstance(part, AddingLinear):
         part.onto_(total, x)
     else:
@@ -50,7 +50,7 @@ def add_product(total: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor
 
 
 class MakeLinear(Protocol):
-    """How a model makes the products of its layers."""
+    """How a model makes its products."""
 
     def __call__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
@@ -60,7 +60,7 @@ class MakeLinear(Protocol):
 
 
 class AddingLinear(ABC):
-    """A product with a weight that stays as it is, which can add itself to what is there."""
+    """A product with an unpacked weight that can add to its output."""
 
     exact: bool
 
@@ -73,16 +73,16 @@ class AddingLinear(ABC):
 
     @property
     def biased(self) -> bool:
-        """Whether something is added to the product."""
+        """Whether there is a bias."""
         return self._bias is not None
 
-    def gates(self, late: Late) -> torch.Tensor:
-        """silu of the first half of each row's product times the second half, behind the norm of the row."""
-        return late_gate(self(late.rows), late)
+    def gates(self, deferred: DeferredNorm) -> torch.Tensor:
+        """silu of the first half of each row's product times the second half, after the deferred norm of the row."""
+        return deferred_gate(self(deferred.rows), deferred)
 
     @abstractmethod
     def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """total [rows, out] + the product, as the product's own last act."""
+        """total [rows, out] + the product, fused."""
 
     @abstractmethod
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ class AddingLinear(ABC):
 
 
 class PlainLinear(AddingLinear):
-    """Whatever kernel the library picks, or one of ours where that is known to be better."""
+    """The library's kernel, or one of ours if it is known to be faster."""
 
     exact = False
 
@@ -100,14 +100,14 @@ class PlainLinear(AddingLinear):
     def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(total if self._bias is None else total + self._bias, x, self._weight.T)
 
-    def gates(self, late: Late) -> torch.Tensor:
-        if self._bias is None and products.pays(late.rows, self._weight):
-            return products.gates(late.rows, self._weight, late.floor, late.factor)
-        return super().gates(late)
+    def gates(self, deferred: DeferredNorm) -> torch.Tensor:
+        if self._bias is None and gemm.pays(deferred.rows, self._weight):
+            return gemm.gates(deferred.rows, self._weight, deferred.floor, deferred.factor)
+        return super().gates(deferred)
 
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        if products.pays(x, self._weight) and total.is_contiguous():
-            products.onto_(total, x, self._weight)
+        if gemm.pays(x, self._weight) and total.is_contiguous():
+            gemm.onto_(total, x, self._weight)
         else:
             total.addmm_(x, self._weight.T)
         if self._bias is not None:
@@ -115,7 +115,7 @@ class PlainLinear(AddingLinear):
 
 
 class TiledLinear:
-    """`F.linear` over a fixed number of rows at a time, the last tile filled up with zeros."""
+    """`F.linear` over a fixed number of rows at a time, the last tile padded with zeros."""
 
     exact = True
 
@@ -139,8 +139,8 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _PACK_ROWS)
-        # The operator wants the original for its shape alone, so a stride-0 stand-in serves; it would fall back to the
-        # original's values only if the rows announced were not the rows given.
+        # The operator needs the original for its shape alone, so a stride-0 tensor serves; it would read the original's
+        # values only if the number of rows were not the announced one.
         self._shape = torch.zeros(1).expand(weight.shape)
         self._bias = bias
         self._run = torch.ops.mkl._mkl_linear.default
@@ -154,12 +154,12 @@ class PackedLinear:
         return result
 
 
-class GuessingLinear:
+class DraftInt8Linear:
     """A product with 8-bit numbers, for drafts: fewer bytes to read, and an error of about 1%.
 
     The kernel has one scale for all activations of a call, and a row of large numbers would drown the others. So every
-    row is divided by its largest number first, and two columns of 1 and -1 (times weights of 0) fix that scale: a row's
-    result does not depend on its company. A row that is not finite stays so, and spoils no other.
+    row is divided by its largest number first, and two columns of 1 and -1 (times weights of 0) fix that scale: the
+    product is batch-invariant. A row with NaN or infinity affects no other.
     """
 
     exact = False
@@ -168,7 +168,7 @@ class GuessingLinear:
         scales = weight.abs().amax(1).clamp_min(1e-12).double() / 127.0
         zeros = torch.zeros(len(weight), dtype=torch.int64)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the type is to be dropped some day; then `guessing_works` says so
+            warnings.simplefilter("ignore")  # the type is deprecated; once it is gone, `draft_int8_works` is False
             rows = torch.quantize_per_channel(functional.pad(weight, (0, 2)), scales, zeros, 0, torch.qint8)
             self._packed = torch.ops.quantized.linear_prepack(rows, None)
         self._run = torch.ops.quantized.linear_dynamic.default
@@ -184,15 +184,15 @@ class GuessingLinear:
 
 
 @functools.cache
-def guessing_works() -> bool:
-    """Whether this build has the 8-bit product and it computes the product, nearly, for the largest numbers too: on
-    processors without an instruction for it the library's sums of two products do not fit in 16 bits.
+def draft_int8_works() -> bool:
+    """Whether this build has the 8-bit product and it is nearly right, for the largest numbers too: without a CPU
+    instruction for it, the library's sums of two products overflow 16 bits.
     """
     own = torch.Generator().manual_seed(0)
     weight, x = torch.randn(48, 64, generator=own), torch.randn(3, 64, generator=own)
     weight[0], x[0] = 1.0, 1.0
     try:
-        result = GuessingLinear(weight, None)(x)
+        result = DraftInt8Linear(weight, None)(x)
     except (RuntimeError, NotImplementedError, AttributeError):
         return False
     wanted = x @ weight.T
@@ -202,69 +202,69 @@ def guessing_works() -> bool:
 
 def make_draft_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The fastest product for a draft, which need not be exact. Small ones are as fast in float32."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < _WORTH_GUESSING:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < _LEAST_DRAFT_WEIGHT:
         return make_linear(weight, bias)
-    if digits_work() and weight.shape[1] % DIGIT_INPUTS == 0:
-        from slipstream.models.quantized import int8_linear
+    if int8_kernels_work() and weight.shape[1] % INT8_INPUTS == 0:
+        from slipstream.models.layers.quantized import int8_linear
 
         return int8_linear(weight, bias)
-    return GuessingLinear(weight, bias) if guessing_works() else make_linear(weight, bias)
+    return DraftInt8Linear(weight, bias) if draft_int8_works() else make_linear(weight, bias)
 
 
 @functools.cache
 def native_works() -> bool:
-    """Whether our own kernels can be had here and compute the product."""
+    """Whether our own kernels are available here and compute the product."""
     from slipstream.native.machine import machine
 
     if machine() is None:
         return False
     from slipstream.native.linear import FloatLinear
 
-    own = torch.Generator().manual_seed(0)  # the user's random numbers stay as they are
+    own = torch.Generator().manual_seed(0)  # the user's random state stays as it is
     weight, x = torch.randn(70, 48, generator=own), torch.randn(11, 48, generator=own)
     try:
         product = FloatLinear(weight)
-        result, few = product(x), [product(x[:rows]) for rows in (1, 2, 3)]  # which other kernels may take
-    except RuntimeError:  # a compiler that does not understand us
+        result, few = product(x), [product(x[:rows]) for rows in (1, 2, 3)]  # other kernels may compute these
+    except RuntimeError:  # a compiler that cannot build our IR
         return False
     same = all(torch.equal(rows, result[: len(rows)]) for rows in few)
     return same and torch.allclose(result, x @ weight.T, atol=1e-4)
 
 
-def digits_work() -> bool:
+def int8_kernels_work() -> bool:
     """Whether there are kernels of our own for 8-bit products."""
     from slipstream.native.machine import machine
 
     found = machine()
-    return found is not None and found.digits and native_works()
+    return found is not None and found.int8 and native_works()
 
 
 def short_vectors() -> bool:
-    """Whether our own float products have vectors of 8 numbers: with half as many multipliers a row more counts."""
+    """Whether our own float kernels use vectors of 8 numbers: with half the throughput, more rows cost more."""
     from slipstream.native.machine import machine
 
     found = machine()
     return found is not None and found.lanes == 8 and native_works()
 
 
-def dots_work() -> bool:
-    """Whether those take the processor's instruction for them: without it a row more costs three times as much."""
+def has_int8_dot() -> bool:
+    """Whether those use the CPU's dot-product instruction: without it one more row costs three times as much."""
     from slipstream.native.machine import machine
 
     found = machine()
-    return found is not None and found.dots and digits_work()
+    return found is not None and found.vnni and int8_kernels_work()
 
 
-def squares_work() -> bool:
-    """Whether 8-bit products of several rows take the processor's matrix unit."""
-    from slipstream.native.machine import squares
+def has_matrix_unit() -> bool:
+    """Whether 8-bit products of several rows use the CPU's matrix unit."""
+    from slipstream.native.machine import has_amx
 
-    return digits_work() and squares()
+    return int8_kernels_work() and has_amx()
 
 
 @functools.cache
 def packing_works() -> bool:
-    """Whether this build has the packed product, and a row has the same bits in any company: not on every processor."""
+    """Whether this build has the packed product, and it is batch-invariant: not on every CPU."""
     if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
         return False
     own = torch.Generator().manual_seed(0)
@@ -284,7 +284,7 @@ def packing_works() -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The best product for this weight's device and type."""
+    """The best product for this weight's device and dtype."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return PlainLinear(weight, bias)
     if native_works() and weight.shape[1] % NATIVE_INPUTS == 0:

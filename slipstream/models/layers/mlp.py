@@ -10,11 +10,12 @@ import torch
 from torch.nn import functional
 
 from slipstream.attention.even import LANES, Elementwise, evenly
-from slipstream.fused import gated, runs_fused
+from slipstream.gpu.fused import gated, runs_fused
+from slipstream.gpu.layer_ops import DeferredNorm
 from slipstream.models.config import ModelConfig
-from slipstream.models.gpu_mixture import GroupedMixture, stacked
-from slipstream.models.linear import AddingLinear, Linear, MakeLinear, add_product, make_linear
-from slipstream.passing import Late
+from slipstream.models.layers.gpu_mixture import GroupedMixture, stacked
+from slipstream.models.layers.linear import AddingLinear, Linear, MakeLinear, add_product, make_linear
+from slipstream.models.weights import joined
 
 even_silu: Elementwise = partial(evenly, functional.silu)
 even_gelu: Elementwise = partial(evenly, partial(functional.gelu, approximate="tanh"))
@@ -22,7 +23,7 @@ ACTIVATIONS = {"silu": even_silu, "gelu_tanh": even_gelu}  # by their names in M
 
 
 class MLP(Protocol):
-    """[rows, width] -> [rows, width], each row for itself."""
+    """[rows, width] -> [rows, width], row by row."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to rows."""
@@ -41,21 +42,21 @@ class DenseMLP:
         both = self.gate_up(x)
         if self.activation is even_silu and runs_fused(both):
             return self.down(gated(both))
-        # Views by their numbers: `chunk` takes twice as long to make them.
+        # `as_strided`, because `chunk` takes twice as long.
         rows, width = both.shape
         start, half = both.storage_offset(), ((rows, width // 2), both.stride())
         gate, up = both.as_strided(*half, start), both.as_strided(*half, start + width // 2)
         return self.down(self.activation(gate).mul_(up))
 
     @property
-    def scales_late(self) -> bool:
-        """Whether its rows may come without their norm, which is then applied behind the first product."""
+    def defers_norm(self) -> bool:
+        """Whether it takes unnormalised rows, with the norm applied after the first product."""
         return self.activation is even_silu and isinstance(self.gate_up, AddingLinear) and not self.gate_up.biased
 
-    def onto_(self, total: torch.Tensor, late: Late) -> None:
-        """Add to `total` what the rows of `late` give; on a GPU, and where `scales_late` says so."""
+    def onto_(self, total: torch.Tensor, deferred: DeferredNorm) -> None:
+        """Add to `total` the output for the rows of `deferred`; on a GPU, if `defers_norm`."""
         assert isinstance(self.gate_up, AddingLinear)
-        add_product(total, self.down, self.gate_up.gates(late))
+        add_product(total, self.down, self.gate_up.gates(deferred))
 
 
 class MixtureMLP:
@@ -70,7 +71,7 @@ class MixtureMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = torch.softmax(self._router(x).float(), dim=-1).topk(self._per_token, dim=-1)
         if self._norm_topk:
-            # One addition after the other: a library's sum may take another order for another number of rows.
+            # One addition after the other: a library's sum may use another order for another number of rows.
             weights = weights / sum(weights.unbind(-1), weights.new_zeros(()))[:, None]
         result = torch.zeros_like(x)
         for number in chosen.unique().tolist():
@@ -80,8 +81,8 @@ class MixtureMLP:
         return result
 
 
-class BehindNorm(NamedTuple):
-    """Matrices behind a norm, by name: with its weight folded in, or with the weight beside them as their columns."""
+class AfterNorm(NamedTuple):
+    """Matrices after a norm, by name: with its weight folded in, or with the weight separately as `columns`."""
 
     read: Callable[[str], torch.Tensor]
     columns: torch.Tensor | None  # [width]
@@ -91,35 +92,35 @@ def make_mlp(
     config: ModelConfig,
     mixture: bool,
     read: Callable[[str], torch.Tensor],
-    behind_norm: BehindNorm,
+    after_norm: AfterNorm,
     linear: MakeLinear,
     grouped: bool,
 ) -> MLP:
     """The MLP of one layer; `read` gives its other weights by name, `linear` makes its products.
 
-    `grouped`: experts are chosen on a GPU, with plain products and gates of silu.
+    `grouped`: experts are chosen on a GPU, with plain products and silu gates.
     """
     activation = ACTIVATIONS[config.activation]
 
     def matrices(prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
         down = read(f"{prefix}down")
-        fill = -down.shape[1] % LANES  # units that are always 0 fill the last vector of the width up
-        gate, up = (behind_norm.read(prefix + name) for name in ("gate", "up"))
+        fill = -down.shape[1] % LANES  # zero units pad the width to whole vectors
+        gate, up = (after_norm.read(prefix + name) for name in ("gate", "up"))
         if fill:
             gate, up = (functional.pad(weight, (0, 0, 0, fill)) for weight in (gate, up))
             down = functional.pad(down, (0, fill))
-        return torch.cat([gate, up]), down
+        return joined(gate, up), down
 
     def dense(prefix: str) -> DenseMLP:
         both, down = matrices(prefix)
-        return DenseMLP(linear(both, columns=behind_norm.columns), linear(down), activation)
+        return DenseMLP(linear(both, columns=after_norm.columns), linear(down), activation)
 
     if not mixture:
         return dense("")
 
     def router() -> Linear:
-        weight = behind_norm.read("router")  # small, and a wrong choice is no rounding error: never quantised
-        return make_linear(weight if behind_norm.columns is None else weight * behind_norm.columns)
+        weight = after_norm.read("router")  # small, and a wrong expert is more than a rounding error: never quantised
+        return make_linear(weight if after_norm.columns is None else weight * after_norm.columns)
 
     prefixes = [f"experts.{number}." for number in range(config.experts)]
     if grouped:

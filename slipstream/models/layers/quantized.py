@@ -1,45 +1,45 @@
-"""Matrices of 8-bit and 4-bit numbers on a CPU, and products with them whose rows do not depend on each other.
+"""8-bit and 4-bit weights on a CPU, and batch-invariant products with them.
 
-* `Int8Linear`: 8-bit weights. A row of activations is scaled by its own largest number and cut into two digits, so that
-  integers are multiplied and added. Integers do not round: a row has the same bits in any company by arithmetic, not by
-  luck, and whichever of two shapes of the product is faster may be taken.
-* `Int4Linear`: 4-bit weights in groups with a scale and an offset each, and activations in bfloat16.
+* `Int8Linear`: 8-bit weights. A row of activations is scaled by its own largest number and split into two digits, so
+that integers are multiplied and added. Integer sums do not round, so the product is batch-invariant in any order, and
+the faster of two kernels may be used. * `Int4Linear`: 4-bit weights in groups with a scale and an offset each, and
+activations in bfloat16.
 
-A norm's weight in front of a product is kept beside the matrix (`columns`) and not folded into it: activations with the
-weight in them have smaller outliers, and a matrix without it lies on the grid on which a quantised file put it.
+The weight of a norm before a product is kept separately (`columns`) and not folded into the matrix: activations that
+include it have smaller outliers, and the matrix without it stays on the grid of a quantised file.
 """
 
 from __future__ import annotations
 
 import functools
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch.nn import functional
 
 from slipstream.models.config import ModelConfig
-from slipstream.models.linear import DIGIT_INPUTS, Linear, digits_work
-from slipstream.models.shapes import weight_shapes
+from slipstream.models.layers.linear import INT8_INPUTS, Linear, int8_kernels_work
+from slipstream.models.shapes import is_matrix, weight_shapes
 
 if TYPE_CHECKING:
-    from slipstream.native.linear import DigitLinear, NibbleLinear
+    from slipstream.native.linear import NativeInt4Linear, NativeInt8Linear, Packed
 
 MODES = ("none", "int8", "int4")
 
-_BASE = 128  # of the two digits of an activation, which lie in -64..64: with 8 bits, pairs overflow on some CPUs
+_BASE = 128  # of the two digits of an activation, which are in -64..64: with 8 bits, pairs overflow on some CPUs
 _MOST = 63 * _BASE + 63  # the largest activation in two digits
 _SUM = 2**31 - 1  # the largest sum
 _FEW = 32  # rows up to which W x^T is faster than x W^T
-_OUTPUTS = 16_384  # computed at a time: the sums of a whole vocabulary would not stay in the processor's cache
-_GROUP = 32  # 4-bit weights that share a scale and an offset; also what most 4-bit files have
+_OUTPUTS = 16_384  # computed at a time, so that the sums stay in the CPU's cache
+_GROUP = 32  # 4-bit weights that share a scale and an offset; also the group of most 4-bit files
 _LANES = 16  # outputs that the 4-bit kernel computes together
 _BLOCK = 4096  # rows that are quantised at a time, so that temporaries stay small
-_TINY = 1e-30  # instead of a largest number of 0
+_TINY = 1e-30  # replaces a largest number of 0
 
 
 class Int8Matrix:
-    """A matrix [out, in] in 8 bits with one scale a row. Indexed by ids it gives their rows, as a table would."""
+    """A matrix [out, in] in 8 bits with one scale per row. Indexing by ids gives rows, as in an embedding table."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         levels = int8_levels()
@@ -53,9 +53,16 @@ class Int8Matrix:
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
         return self.codes[ids] * self.scales[ids].unsqueeze(-1)
 
+    @classmethod
+    def from_packed(cls, packed: Packed) -> Int8Matrix:
+        """From packed parts that were made before."""
+        matrix = cls.__new__(cls)
+        matrix.codes, matrix.scales = packed.codes, packed.scales
+        return matrix
+
 
 class Int8Linear:
-    """The product with an `Int8Matrix`. A row that is not finite stays so, and spoils no other."""
+    """The product with an `Int8Matrix`. A row with NaN or infinity affects no other."""
 
     exact = True
 
@@ -89,7 +96,7 @@ class Int8Linear:
 
 
 class Int4Linear:
-    """A product with 4-bit weights, (code - 8) * scale + offset, by a kernel that sums a row in one order."""
+    """A product with 4-bit weights, (code - 8) * scale + offset, by a kernel that sums a row in a fixed order."""
 
     exact = True
 
@@ -117,7 +124,7 @@ class Int4Linear:
 
 
 def _four_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed codes and grids of some rows, as the library's kernel has them."""
+    """Packed codes and grids of some rows, in the library kernel's layout."""
     codes, scale, offset = _on_grids(weight)
     packed: torch.Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
     return packed, torch.cat([scale, offset], 2).transpose(0, 1).to(torch.bfloat16)
@@ -126,7 +133,7 @@ def _four_bits(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _on_grids(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes uint8 [rows, in], scales and offsets [rows, groups, 1] that bfloat16 can hold.
 
-    A group that lies on a grid of 16 values with both ends used keeps them.
+    A group that is on a grid of 16 values with both ends used keeps it.
     """
     groups = weight.unflatten(1, (-1, _GROUP))
     least, largest = groups.aminmax(dim=2, keepdim=True)
@@ -136,59 +143,76 @@ def _on_grids(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return codes.flatten(1), scale, offset
 
 
+QuantizedLinear: TypeAlias = "Int8Linear | Int4Linear | NativeInt8Linear | NativeInt4Linear"
+
+
 def quantized_linear(
     mode: str, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
-) -> Linear:
-    """The product of a layer in a mode other than none; `columns` [in] multiply the activations first."""
+) -> QuantizedLinear:
+    """The product of a layer in int8 or int4; `columns` [in] multiply the activations first."""
     return (int4_linear if mode == "int4" else int8_linear)(weight, bias, columns)
+
+
+def linear_from_packed(
+    mode: str, shape: tuple[int, ...], packed: Packed, bias: torch.Tensor | None, columns: torch.Tensor | None
+) -> NativeInt8Linear | NativeInt4Linear:
+    """The same, from packed parts."""
+    from slipstream.native.linear import NativeInt4Linear, NativeInt8Linear
+
+    outputs, inputs = shape
+    kind = NativeInt4Linear if mode == "int4" else NativeInt8Linear
+    return kind.from_packed((outputs, inputs), fineness(inputs), packed, bias, columns)
+
+
+def packed_of(made: Linear | Int8Matrix) -> Packed | None:
+    """The packed parts that it can be rebuilt from; None if only another library's kernels can read them."""
+    from slipstream.native.linear import Packed, RowQuantizedLinear
+
+    if isinstance(made, RowQuantizedLinear):
+        return made.packed
+    return Packed(made.codes, made.scales) if isinstance(made, Int8Matrix) else None
 
 
 def int8_linear(
     weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
-) -> Int8Linear | DigitLinear:
-    """The product with a weight in 8 bits: by our own kernel, where the processor has the instruction for it."""
-    if not digits_work() or weight.shape[1] % DIGIT_INPUTS:
+) -> Int8Linear | NativeInt8Linear:
+    """The product with a weight in 8 bits: by our own kernel, if the CPU has the instruction for it."""
+    if not int8_kernels_work() or weight.shape[1] % INT8_INPUTS:
         return Int8Linear(Int8Matrix(weight), bias, columns)
-    from slipstream.native.linear import DigitLinear
+    from slipstream.native.linear import NativeInt8Linear
 
-    return DigitLinear(weight.float(), fineness(weight.shape[1]), bias, columns)
-
-
-def int8_table(weight: torch.Tensor) -> tuple[Int8Matrix | DigitLinear, Int8Linear | DigitLinear]:
-    """A table in 8 bits and the product with it, both of one matrix in memory."""
-    product = int8_linear(weight)
-    return (product.matrix if isinstance(product, Int8Linear) else product), product
+    return NativeInt8Linear(weight.float(), fineness(weight.shape[1]), bias, columns)
 
 
 def int4_linear(
     weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
-) -> Int4Linear | NibbleLinear:
-    """The product with a weight in 4 bits: by our own kernel, where the processor has the instruction for it."""
+) -> Int4Linear | NativeInt4Linear:
+    """The product with a weight in 4 bits: by our own kernel, if the CPU has the instruction for it."""
     width = weight.shape[1]
-    if not digits_work() or width % _GROUP:
+    if not int8_kernels_work() or width % _GROUP:
         return Int4Linear(weight, bias, columns)
-    from slipstream.native.linear import NibbleLinear
+    from slipstream.native.linear import NativeInt4Linear
 
     codes, scales, offsets = zip(*(_on_grids(rows) for rows in weight.split(_BLOCK)), strict=True)
     grids = torch.cat([torch.cat(scales), torch.cat(offsets)], 2).bfloat16()
-    return NibbleLinear(torch.cat(codes), grids, fineness(width), bias, columns)
+    return NativeInt4Linear(torch.cat(codes), grids, fineness(width), bias, columns)
 
 
 def fineness(width: int) -> float:
-    """What a row's largest number is multiplied with to get the unit of its digits: no sum of them can overflow."""
+    """The factor from a row's largest number to the unit of its digits: no sum of them can overflow."""
     return 1.0 / min(_MOST, _SUM // (127 * width) - _BASE // 2 - 1)
 
 
 @functools.cache
 def int8_levels() -> int:
-    """The largest code of a weight whose products are summed rightly here; 0: none.
+    """The largest code of a weight whose products are summed correctly here; 0: none.
 
-    CPUs without instructions for 8-bit products multiply and add in pairs, in 16 bits, and cut off what is too large.
+    CPUs without 8-bit dot products multiply and add in pairs, in 16 bits, and saturate.
     """
-    return next((levels for levels in (127, 63) if _sums_are_right(levels)), 0)
+    return next((levels for levels in (127, 63) if _sums_are_correct(levels)), 0)
 
 
-def _sums_are_right(levels: int) -> bool:
+def _sums_are_correct(levels: int) -> bool:
     outer, inner = 96, 64
     for weight in (levels, -levels):
         codes = torch.full((outer, inner), weight, dtype=torch.int8)
@@ -207,7 +231,7 @@ def quantized_bytes(config: ModelConfig, mode: str) -> int:
 
 
 def _bytes(name: str, shape: tuple[int, ...], mode: str) -> int:
-    if len(shape) == 1 or name.endswith(".router"):  # norms, biases and what chooses experts stay in float32
+    if not is_matrix(name, shape):
         return prod(shape) * 4
     outer, inner = shape
     if mode == "int8" or name in ("embed", "head"):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from slipstream.fused import runs_fused
+from slipstream.gpu.fused import runs_fused
 from slipstream.models.config import LinearScaling, Llama3Scaling, ModelConfig
 
 
@@ -50,7 +50,7 @@ def _llama3(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
 
 
 class RopeTable:
-    """The rotation of every position up to the context's end as complex numbers, made in pieces as they are needed."""
+    """The rotation of every position of the context as complex numbers, extended as needed."""
 
     _PIECE = 4096
 
@@ -61,7 +61,7 @@ class RopeTable:
         self._pairs = np.empty((0, 2, config.head_dim), np.float32)
 
     def up_to(self, highest: int) -> torch.Tensor:
-        """The rotations of all positions up to `highest`, and of some more, [positions, head_dim / 2]."""
+        """The rotations of at least all positions up to `highest`, [positions, head_dim / 2]."""
         if highest >= len(self._turns):
             size = -(-(highest + 1) // self._PIECE) * self._PIECE
             angles = torch.outer(torch.arange(size, dtype=torch.float32), self._frequencies)
@@ -69,7 +69,7 @@ class RopeTable:
         return self._turns
 
     def pairs(self, positions: npt.NDArray[np.int64], highest: int) -> npt.NDArray[np.float32]:
-        """The same as what a pair (a, b) is multiplied with, and what (b, a) is: [rows, 2, head_dim]."""
+        """The same as real factors of a pair (a, b) and of (b, a): [rows, 2, head_dim]."""
         if highest >= len(self._pairs):
             turns = self.up_to(highest)
             cosines, sines = turns.real, turns.imag
@@ -79,18 +79,18 @@ class RopeTable:
 
 
 def turns_of_all_heads(turns: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Turns [rows, head size / 2] for q and k of all heads, and none for v: [rows, width of qkv / 2]."""
+    """Rotations [rows, head size / 2] for q and k of all heads, identity for v: [rows, width of qkv / 2]."""
     none = turns.new_ones(()).expand(len(turns), config.kv_heads * config.head_dim // 2)
     return torch.cat([turns] * (config.heads + config.kv_heads) + [none], 1)
 
 
 def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
-    """Rotate x [rows, 2n] in place by turns [rows, n], in which 1 leaves a pair as it is.
+    """Rotate x [rows, 2n] in place by turns [rows, n], complex.
 
-    The pairs of dimensions that turn together must be adjacent: see `pairs_adjacent`.
+    The two dimensions of a pair must be adjacent: see `pairs_adjacent`.
     """
     if runs_fused(x):
-        from slipstream.fused_kernels import rotate
+        from slipstream.gpu.fused_kernels import rotate
 
         rotate(x, turns, x)
     elif x.dtype == torch.float32:
@@ -100,9 +100,9 @@ def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
 
 
 def pairs_adjacent(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Reorder the output rows of a q or k matrix (or the weight of its norm) so that a rotated pair lies side by side.
+    """Reorder the output rows of a q or k matrix (or the weight of its norm) so that rotated pairs are adjacent.
 
-    Checkpoints pair dimension i with i + head_dim / 2. Side by side a pair is one complex number, and the rotation one
+    Checkpoints pair dimension i with i + head_dim / 2. An adjacent pair is one complex number, and the rotation one
     multiplication. Scores do not change, because q and k are reordered alike.
     """
     halves = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])

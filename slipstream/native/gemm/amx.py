@@ -1,8 +1,8 @@
-"""The product of 8-bit weights by the processor's matrix unit: whole numbers again, so the same ones as by vectors.
+"""8-bit GEMM by the CPU's matrix unit (AMX): integer sums, so the results equal those of the vector kernel.
 
-The unit has eight registers of sixteen lines of 64 bytes, and one instruction multiplies two of them. Weights lie for
-it as they do for vectors: sixteen lines of four inputs each, of sixteen outputs. A register of digits holds those of
-eight rows, high and low. Two of those times two of weights are summed in the other four.
+The unit has eight tile registers of sixteen rows of 64 bytes, and one instruction multiplies two of them. Weights have
+the same layout as for vectors: sixteen rows of four inputs each, of sixteen outputs. A tile of digits holds those of
+eight rows, high and low. Two of those times two of weights are accumulated in the other four.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.native.digits import finish_row
-from slipstream.native.emit import I8, I32, I64, POINTER, Code, Value
-from slipstream.native.fetch import Fetch, panels_in_turn
-from slipstream.native.products import Ending
+from slipstream.native.gemm.fetch import Fetch, panels_in_turn
+from slipstream.native.gemm.float_gemm import Ending
+from slipstream.native.gemm.int8_gemm import finish_row
+from slipstream.native.ir import I8, I32, I64, POINTER, Code, Value
+from slipstream.native.kernel_args import Digits
 from slipstream.native.shape import DIGIT_LANES as LANES
 from slipstream.native.shape import SQUARE_ROWS
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Digits
 
-_LINES, _LINE = 16, 64  # of a register: lines, and bytes of each
-INPUTS = _LINE  # that one instruction takes; there must be whole ones
-_LEAST_ROWS = 2  # for which it pays
-_PAIR = 2  # registers of digits, and of weights
-_DIGITS, _WEIGHTS = 4, 6  # numbers of the first of each; sums come before
+_LINES, _LINE = 16, 64  # of a tile register: rows, and bytes of each
+INPUTS = _LINE  # of one instruction; inputs must be a multiple
+_LEAST_ROWS = 2  # from which on it pays
+_PAIR = 2  # tile registers of digits, and of weights
+_DIGITS, _WEIGHTS = 4, 6  # indices of the first of each; accumulators come before
 
 
 def add_choice(module: ir.Module, name: str, by_vectors: ir.Function, ending: Ending) -> None:
-    """A kernel that takes the matrix unit where that is faster, and a kernel that does without where it is not."""
-    by_squares = _add_squares(module, f"{name}.squares", ending)
+    """A kernel that uses the matrix unit where it is faster, and the vector kernel elsewhere."""
+    by_amx = _add_amx(module, f"{name}.amx", ending)
     code = Code(module, name, KERNEL)
     arguments = code.arguments[0]
     rows, inputs = code.load(code.address(arguments, Digits.ROWS), 0, I64), code.number(arguments, Digits.INPUTS)
     builder = code.builder
     enough = builder.icmp_signed(">=", rows, code.whole(_LEAST_ROWS))
     whole = builder.icmp_signed("==", builder.urem(inputs, code.whole(INPUTS)), code.whole(0))
-    with builder.if_else(builder.and_(enough, whole)) as (squares, vectors):
-        with squares:
-            builder.call(by_squares, code.arguments)
+    with builder.if_else(builder.and_(enough, whole)) as (amx, vectors):
+        with amx:
+            builder.call(by_amx, code.arguments)
         with vectors:
             builder.call(by_vectors, code.arguments)
     code.done()
 
 
-def _add_squares(module: ir.Module, name: str, ending: Ending) -> ir.Function:
-    """A kernel for any number of rows; `ending` says what becomes of the results."""
+def _add_amx(module: ir.Module, name: str, ending: Ending) -> ir.Function:
+    """A kernel for any number of rows; `ending` writes the results."""
     tiles = [_tile(module, f"{name}.{pairs}", pairs, ending) for pairs in range(1, _PAIR + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
@@ -62,16 +62,16 @@ def _add_squares(module: ir.Module, name: str, ending: Ending) -> ir.Function:
 
 
 def _configure(code: Code) -> None:
-    """All registers get all their lines and bytes."""
+    """Configure all tile registers to their full size."""
     facts = code.memory(I64, 8)
     sizes, lines = int.from_bytes([_LINE, 0] * 4, "little"), int.from_bytes([_LINES] * 8, "little")
-    for place, word in enumerate([1, 0, sizes, sizes, 0, 0, lines, 0]):  # 1: the only layout there is
+    for place, word in enumerate([1, 0, sizes, sizes, 0, 0, lines, 0]):  # 1: the only palette
         code.store(code.whole(word), facts, place)
     code.matrix("ldtilecfg", facts)
 
 
 def _tile(module: ir.Module, name: str, registers: int, ending: Ending) -> ir.Function:
-    """So many registers of digits times a panel."""
+    """`registers` tile registers of digits times a panel."""
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
     arguments, panel, begin, number, count = code.arguments
     sums = code.memory(I32, registers * 2 * _LINES * LANES)

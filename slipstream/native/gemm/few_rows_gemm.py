@@ -1,9 +1,8 @@
-"""Products of so few rows that only reading the weights takes time: several panels are read side by side.
+"""GEMM of so few rows that it is memory-bound: several panels are read side by side.
 
-A processor fetches ahead by itself, but begins anew in every page of memory, and the first lines of a page are waited
-for. With several panels at once the others go on meanwhile. Asking for lines, as `products.py` does, is of no use then:
-every request takes a place among the loads. An output is the same sum as there, over the inputs in their order, so a
-row has the same bits whichever of the two computes it.
+The hardware prefetcher restarts in every page of memory, and the first lines of a page stall. With several panels at
+once the others continue meanwhile. Software prefetches, as in `gemm.py`, do not help then: each takes a slot among the
+loads. An output is the same sum as there, over the inputs in order, so a row has the same bits with either kernel.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from itertools import product
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I64, POINTER, Code, floats
-from slipstream.native.fetch import groups_in_turn
-from slipstream.native.products import UNROLLED, Ending
+from slipstream.native.gemm.fetch import groups_in_turn
+from slipstream.native.gemm.float_gemm import UNROLLED, Ending
+from slipstream.native.ir import F32, I64, POINTER, Code, floats
+from slipstream.native.kernel_args import Product
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Product
 
-_LEAST_PANELS = 2  # side by side, for which it pays
+_LEAST_PANELS = 2  # side by side, from which on it pays
 
 
 def add_choice(module: ir.Module, name: str, by_tiles: ir.Function, lanes: int, most: int, ending: Ending) -> None:
-    """A kernel that reads panels side by side for few rows, and takes the other one for more.
+    """A kernel that reads panels side by side for few rows, and calls the tiled kernel for more.
 
-    `most`: vectors of sums that are kept in registers; two for each row and panel.
+    `most`: accumulators that are kept in registers; two for each row and panel.
     """
     pairs = most // 2
     few = pairs // _LEAST_PANELS  # rows
@@ -33,8 +32,8 @@ def add_choice(module: ir.Module, name: str, by_tiles: ir.Function, lanes: int, 
     code = Code(module, name, KERNEL)
     builder = code.builder
     rows = code.load(code.address(code.arguments[0], Product.ROWS), 0, I64)
-    with builder.if_else(builder.icmp_signed("<=", rows, code.whole(few))) as (abreast, tiled):
-        with abreast:
+    with builder.if_else(builder.icmp_signed("<=", rows, code.whole(few))) as (side_by_side, tiled):
+        with side_by_side:
             code.choose(rows, [partial(builder.call, kernel, code.arguments) for kernel in kernels])
         with tiled:
             builder.call(by_tiles, code.arguments)
@@ -42,7 +41,7 @@ def add_choice(module: ir.Module, name: str, by_tiles: ir.Function, lanes: int, 
 
 
 def _rows(module: ir.Module, name: str, lanes: int, rows: int, most: int, ending: Ending) -> ir.Function:
-    """A kernel for so many rows, with up to `most` panels side by side."""
+    """A kernel for `rows` rows, with up to `most` panels side by side."""
     groups = [_group(module, f"{name}.{panels}", lanes, rows, panels, ending) for panels in range(1, most + 1)]
     code = Code(module, name, KERNEL, inner=True)
     arguments, _, threads, counter = code.arguments
@@ -53,7 +52,7 @@ def _rows(module: ir.Module, name: str, lanes: int, rows: int, most: int, ending
 
 
 def _group(module: ir.Module, name: str, lanes: int, rows: int, panels: int, ending: Ending) -> ir.Function:
-    """All of so many rows times so many panels, from `first` on."""
+    """`rows` rows times `panels` panels, from `first` on."""
     code = Code(module, name, [POINTER, I64], inner=True)
     arguments, first = code.arguments
     inputs, vector, width = code.number(arguments, Product.INPUTS), floats(lanes), 2 * lanes

@@ -1,12 +1,12 @@
-"""Products of rows with a matrix of float32 weights.
+"""GEMM with float32 weights.
 
-A weight [out, in] lies in panels of two vectors of outputs, [panels, in, 2 * lanes], the last one filled up with zeros;
-results are as wide as all panels. A thread takes some panels, and goes through all rows in tiles: what a panel and a
-tile give stays in registers while the inputs go by. Every output is one sum over the inputs in their order, whatever
-the tile, so a row's bits do not depend on the others.
+A weight [out, in] is stored in panels of two vectors of outputs, [panels, in, 2 * lanes], the last one padded with
+zeros; results are as wide as all panels. A thread processes some panels, and all rows in tiles: the accumulators of a
+panel and a tile stay in registers over the inputs. Every output is one sum over the inputs in order, whatever the tile,
+so the GEMM is batch-invariant.
 
-Reading weights is what takes time. So where there is more than one tile, all of them take the inputs piece by piece:
-the first tile reads a piece, the others find it in the first cache, and meanwhile ask for the next one.
+Reading the weights takes the time. So with more than one tile, all of them process the inputs piece by piece: the first
+tile reads a piece, the others find it in the L1 cache, and meanwhile prefetch the next one.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch, panels_in_turn
+from slipstream.native.gemm.fetch import Fetch, panels_in_turn
+from slipstream.native.ir import F32, I64, POINTER, Code, Value, floats
+from slipstream.native.kernel_args import Product
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Product
 
-UNROLLED = 4  # inputs that one round takes; their number must be a multiple
-_TILES = 8  # that take turns over a piece of the inputs
+UNROLLED = 4  # inputs of one round; their number must be a multiple
+_TILES = 8  # that take turns on a piece of the inputs
 
 Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two sums, out at the row, panel)
 
 
 def add_product(module: ir.Module, name: str, lanes: int, most: int, piece: int, ending: Ending) -> ir.Function:
-    """A kernel for tiles of up to `most` rows and pieces of so many inputs; `ending`: what becomes of the sums."""
+    """A kernel for tiles of up to `most` rows and pieces of `piece` inputs; `ending` writes the sums."""
     tiles = [_tile(module, f"{name}.{rows}", lanes, rows, ending) for rows in range(1, most + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
@@ -54,7 +54,7 @@ def add_product(module: ir.Module, name: str, lanes: int, most: int, piece: int,
 
 
 def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -> ir.Function:
-    """One tile over some of the inputs: its sums go on from where the inputs before have left them."""
+    """One tile over some of the inputs: its sums continue those of the inputs before."""
     code = Code(module, name, [POINTER, *[I64] * 6, POINTER], inner=True)
     builder = code.builder
     arguments, panel, begin, number, count, first_input, last_input, held = code.arguments
@@ -67,7 +67,7 @@ def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -
         code.at(code.address(arguments, Product.X), code.times(code.plus(begin, row), stride), F32)
         for row in range(rows)
     ]
-    # All rows start with the same two vectors; later they go on with what is held.
+    # All rows start with the same two vectors; later pieces continue with the stored sums.
     fresh = builder.icmp_signed("==", first_input, code.whole(0))
     given = code.at(code.address(arguments, Product.START), code.times(panel, width), F32)
     source, step = builder.select(fresh, given, held), builder.select(fresh, code.whole(0), code.whole(width))
@@ -105,14 +105,14 @@ def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -
 
 
 def written(code: Code, sums: list[Value], out: Value, panel: Value) -> None:
-    """The sums are the result."""
+    """Store the sums."""
     lanes = sums[0].type.count
     for part, sum_ in enumerate(sums):
         code.store(sum_, out, code.plus(code.times(panel, 2 * lanes), part * lanes))
 
 
 def added(code: Code, sums: list[Value], out: Value, panel: Value) -> None:
-    """The sums are added to what is there."""
+    """Add the sums to the output."""
     lanes = sums[0].type.count
     for part, sum_ in enumerate(sums):
         place = code.plus(code.times(panel, 2 * lanes), part * lanes)
@@ -120,7 +120,7 @@ def added(code: Code, sums: list[Value], out: Value, panel: Value) -> None:
 
 
 def gated(code: Code, sums: list[Value], out: Value, panel: Value) -> None:
-    """The first sums are gates of the second ones: silu(gate) * value, a vector of a panel."""
+    """silu(gate) * value, where the first sums are gates and the second ones values."""
     gate, value = sums
     shut = code.builder.fadd(code.exp(code.builder.fneg(gate)), code.constant(1.0, gate.type))
     code.store(code.builder.fmul(code.builder.fdiv(gate, shut), value), out, code.times(panel, gate.type.count))

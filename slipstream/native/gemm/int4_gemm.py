@@ -1,11 +1,11 @@
-"""Products of rows with a matrix of 4-bit weights in groups of 32 inputs, each with a scale and an offset.
+"""GEMM with 4-bit weights in groups of 32 inputs, each with a scale and an offset.
 
-Rows come as digits, as for 8-bit products, with the sum of each group beside them. A group is summed in whole numbers,
-and groups are added in float32, in their order: a row's bits do not depend on the others. A weight is
-code * scale + (offset - 8 * scale); the part behind the plus meets only the sum of the group.
+Rows come as digits, as for 8-bit GEMMs, with the sum of each group. A group is summed in integers, and groups are added
+in float32 in order: the GEMM is batch-invariant. A weight is code * scale + (offset - 8 * scale); the second term is
+multiplied with the sum of the group only.
 
-A weight [out, in] lies in panels of two vectors of outputs, [panels, groups, 2, 4, lanes, 4 bytes]: the lower halves of
-the bytes are the codes of the group's first sixteen inputs, four to a lane, the upper ones those of the others. Scales
+A weight [out, in] is stored in panels of two vectors of outputs, [panels, groups, 2, 4, lanes, 4 bytes]: the low
+nibbles are the codes of the group's first sixteen inputs, four to a lane, the high nibbles those of the others. Scales
 and offsets are bfloat16, [panels, groups, scale and offset, 2 * lanes].
 """
 
@@ -13,26 +13,26 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.digits import add_tiles, tile_rows
-from slipstream.native.emit import F32, I16, I32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch
-from slipstream.native.products import Ending
+from slipstream.native.gemm.fetch import Fetch
+from slipstream.native.gemm.float_gemm import Ending
+from slipstream.native.gemm.int8_gemm import add_tiles, tile_rows
+from slipstream.native.ir import F32, I16, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.kernel_args import Digits
 from slipstream.native.shape import DIGIT_BASE, GROUP
 from slipstream.native.shape import DIGIT_LANES as LANES
-from slipstream.native.words import Digits
 
 _VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector of outputs
 
 
-def add_product(module: ir.Module, name: str, ending: Ending, *, dots: bool) -> None:
-    """A kernel for tiles of a few rows; `ending` says what becomes of the results. `dots`: by an instruction for it."""
-    most = tile_rows(dots=dots)
-    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending, dots) for rows in range(1, most + 1)])
+def add_product(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> None:
+    """A kernel for tiles of a few rows; `ending` writes the results. `vnni`: with the dot-product instruction."""
+    most = tile_rows(vnni=vnni)
+    add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending, vnni) for rows in range(1, most + 1)])
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending, dots: bool) -> ir.Function:
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -> ir.Function:
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
-    builder, dot = code.builder, code.dot if dots else code.dot_by_pairs
+    builder, dot = code.builder, code.dot if vnni else code.dot_by_pairs
     arguments, panel, begin, number, count = code.arguments
     inputs = code.number(arguments, Digits.INPUTS)
     groups = code.over(inputs, GROUP)

@@ -1,10 +1,10 @@
-"""Products of rows with a matrix of 8-bit weights, in whole numbers.
+"""GEMM with 8-bit weights, in integers.
 
-A row is divided by its largest number and cut into two digits of 7 bits (see `models/quantized.py`); digits times codes
-are summed four at a time, by the processor's instruction for just that or by two others. Whole numbers do not round, so
-there is only one result. One side must be without a sign: codes have 128 added, and what that adds is taken off again.
+A row is divided by its largest number and split into two digits of 7 bits (see `quantized.py`); digits times codes are
+summed four at a time, by the VNNI instruction or by two others. Integers do not round, so there is only one result. One
+operand must be unsigned: codes have 128 added, which is subtracted from the sums again.
 
-A weight [out, in] lies in panels of two vectors of outputs and four inputs each, [panels, in / 4, 2 * lanes, 4].
+A weight [out, in] is stored in panels of two vectors of outputs and four inputs each, [panels, in / 4, 2 * lanes, 4].
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I8, I32, I64, POINTER, Code, Value, floats
-from slipstream.native.fetch import Fetch, panels_in_turn
-from slipstream.native.products import Ending
+from slipstream.native.gemm.fetch import Fetch, panels_in_turn
+from slipstream.native.gemm.float_gemm import Ending
+from slipstream.native.ir import F32, I8, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.kernel_args import Digits
 from slipstream.native.rows import length_of
 from slipstream.native.shape import DIGIT_BASE as BASE
 from slipstream.native.shape import DIGIT_LANES as LANES
 from slipstream.native.shape import GROUP
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Digits
 
 _UNROLLED = 2  # rounds of four inputs
-_TINY = 1e-30  # instead of a largest number of 0
+_TINY = 1e-30  # replaces a largest number of 0
 
 
-def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False) -> None:
-    """Cut rows into digits [rows, 2, inputs]; `normed`: rows are divided by their length first.
+def add_quantize(module: ir.Module, name: str, *, normed: bool, grouped: bool = False) -> None:
+    """Quantise rows to digits [rows, 2, inputs]; `normed`: rows are divided by their length first.
 
-    `grouped`: sums of groups of inputs are wanted, [rows, groups], and not what 128 adds.
+    `grouped`: computes sums of groups of inputs, [rows, groups], instead of the excess of 128.
     """
     code = Code(module, name, KERNEL)
     arguments, thread, threads, _ = code.arguments
@@ -61,7 +61,7 @@ def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False
         units = code.spread(unit, LANES)
 
         def cut(place: Value, units: Value = units, digits: Value = digits) -> Value:
-            """Both digits of a vector are stored; what they stand for comes back."""
+            """Store both digits of a vector; returns their value."""
             scaled = builder.fdiv(number(place), units)
             high = code.unary("rint", builder.fmul(scaled, code.constant(1 / BASE, vector)))
             low = builder.fsub(scaled, builder.fmul(high, code.constant(float(BASE), vector)))
@@ -87,20 +87,20 @@ def add_cut(module: ir.Module, name: str, *, normed: bool, grouped: bool = False
     code.done()
 
 
-def add_product(module: ir.Module, name: str, ending: Ending, *, dots: bool) -> ir.Function:
-    """A kernel for tiles of a few rows; `ending` says what becomes of the results. `dots`: by an instruction for it."""
-    most = tile_rows(dots=dots)
-    tiles = [_tile(module, f"{name}.{rows}", rows, ending, dots) for rows in range(1, most + 1)]
+def add_product(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> ir.Function:
+    """A kernel for tiles of a few rows; `ending` writes the results. `vnni`: with the dot-product instruction."""
+    most = tile_rows(vnni=vnni)
+    tiles = [_tile(module, f"{name}.{rows}", rows, ending, vnni) for rows in range(1, most + 1)]
     return add_tiles(module, name, tiles)
 
 
-def tile_rows(*, dots: bool) -> int:
+def tile_rows(*, vnni: bool) -> int:
     """Rows of a tile at most: as many as there are registers for their sums."""
-    return 4 if dots else 1
+    return 4 if vnni else 1
 
 
 def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.Function:
-    """A kernel that goes through all panels and rows, with functions for tiles of 1, 2, ... rows."""
+    """A kernel over all panels and rows, with functions for tiles of 1, 2, ... rows."""
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
@@ -112,11 +112,11 @@ def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.
     return code.done()
 
 
-def _tile(module: ir.Module, name: str, rows: int, ending: Ending, dots: bool) -> ir.Function:
+def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -> ir.Function:
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
     arguments, panel, begin, number, count = code.arguments
     inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
-    whole, dot = ir.VectorType(I32, LANES), code.dot if dots else code.dot_by_pairs
+    whole, dot = ir.VectorType(I32, LANES), code.dot if vnni else code.dot_by_pairs
     size = code.times(inputs, width)
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
     fours = code.over(inputs, 4)

@@ -1,27 +1,27 @@
-"""From a matrix of floats to 8-bit codes as the products read them: one pass over every row, by all threads.
+"""From a matrix of floats to packed 8-bit codes: one pass over every row, by all threads.
 
-The largest number of a row becomes the code 127; a code is a quotient, rounded to the nearest whole number.
+The largest number of a row becomes the code 127; a code is a quotient, rounded to the nearest integer.
 """
 
 from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.emit import F32, I8, I32, I64, Code, Value, floats
+from slipstream.native.ir import F32, I8, I32, I64, Code, Value, floats
+from slipstream.native.kernel_args import Pack
 from slipstream.native.shape import DIGIT_BASE
 from slipstream.native.shape import DIGIT_LANES as LANES
 from slipstream.native.team import KERNEL
-from slipstream.native.words import Pack
 
 _LEVELS = 127.0
-_TINY = 1e-30  # instead of a largest number of 0
+_TINY = 1e-30  # replaces a largest number of 0
 _PANEL = 2 * LANES  # outputs
 
 
 def add_pack(module: ir.Module, name: str) -> None:
     """Codes [panels, in / 4, outputs of a panel, 4], 128 added to each, and a scale for each output.
 
-    The last panel is filled up with outputs whose scale is 0.
+    The last panel is padded with outputs whose scale is 0.
     """
     code = Code(module, name, KERNEL)
     arguments, _, _, counter = code.arguments
@@ -48,7 +48,7 @@ def add_pack(module: ir.Module, name: str) -> None:
 
 
 def _scatter(code: Code, codes: Value, weight: Value, first: Value) -> None:
-    """Sixteen codes become four groups of four bytes, as far apart as a panel has outputs."""
+    """Store sixteen codes as four groups of four bytes, with the stride of a panel."""
     short = code.builder.trunc(codes, ir.VectorType(I8, LANES))
     fours = code.builder.bitcast(short, ir.VectorType(I32, LANES // 4))
     for four in range(LANES // 4):

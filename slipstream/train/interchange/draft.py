@@ -1,7 +1,7 @@
-"""A distilled draft as a model of its own: a Hugging Face directory that anything which reads Llama can draft with.
+"""A distilled draft as a standalone model: a Hugging Face directory for anything that reads Llama models.
 
-What it borrows of the target is written out: the embedding, the tokenizer, and the output rows of the whole vocabulary,
-of which ours reads a part. So it can also verify what others guess, as a level of a cascade.
+What it shares with the target is written out: the embedding, the tokenizer, and the output rows of the whole
+vocabulary, of which our draft reads a part. So it can also verify guesses, as a level of a cascade.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path
 
 import torch
 
-from slipstream.drafters.distilled import DistilledDrafter, DistilledHead
-from slipstream.drafters.head_layer import HeadLayer
-from slipstream.drafters.learned import frame_of, restored
-from slipstream.drafters.trained import Trained
+from slipstream.drafters.draft_model_distilled import DistilledDrafter, DistilledHead
+from slipstream.drafters.heads.head_checkpoint import Trained
+from slipstream.drafters.heads.head_drafter import frame_of, restored
+from slipstream.drafters.heads.head_layer import HeadLayer
+from slipstream.drafters.interchange.foreign import Foreign
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf import LAYERS, PARTS, TABLES
-from slipstream.models.rope import pairs_apart
+from slipstream.models.formats.hf import LAYERS, PARTS, TABLES
+from slipstream.models.formats.hf_render import rendered_config
+from slipstream.models.layers.rope import pairs_apart
 from slipstream.models.view import TargetView
-from slipstream.train.foreign import Foreign
-from slipstream.train.hf_render import rendered_config
 
 METHOD = DistilledDrafter.name
 
 
 def exported(trained: Trained, target: TargetView, place: Path) -> Foreign:
-    """The draft that lies at `place`, with its tokenizer where the target has one."""
+    """The draft at `place`, with the target's tokenizer if it has one."""
     everything = torch.arange(target.config.vocab_size, device=target.device)
     head = restored(DistilledDrafter, trained, frame_of(target, everything), place)
     assert isinstance(head, DistilledHead)
@@ -41,16 +41,16 @@ def exported(trained: Trained, target: TargetView, place: Path) -> Foreign:
         weights[f"{LAYERS}{index}.{PARTS['attn_norm']}"] = norm
         weights |= {f"{LAYERS}{index}.{PARTS[part]}": weight for part, weight in _parts(layer)}
     shape = _shape(head, tied)
-    if target.tokenizer is not None:  # an end that only the tokenizer's files know is an end
+    if target.tokenizer is not None:  # end tokens that only the tokenizer's files name count too
         shape = replace(shape, eos_ids=tuple(dict.fromkeys((*shape.eos_ids, *target.tokenizer.eos_ids))))
     config, family = rendered_config(shape, trained.target.name)
-    assert not family.norms_from_one, "a plain model is written in the words of a plain family"
+    assert not family.norms_from_one, "a plain model is written as a plain family"
     config["torch_dtype"] = "float32"
     return Foreign(METHOD, config, weights, target.tokenizer)
 
 
 def _shape(head: DistilledHead, tied: bool) -> ModelConfig:
-    """What the draft is, whatever its target has beyond a plain Llama's layers."""
+    """The draft's config, without what its target has beyond plain Llama layers."""
     config, layer = head.frame.config, head.stack.layers[0]
     assert isinstance(layer, HeadLayer)
     return ModelConfig(
@@ -74,7 +74,7 @@ def _shape(head: DistilledHead, tied: bool) -> ModelConfig:
 
 
 def _parts(layer: HeadLayer) -> Iterator[tuple[str, torch.Tensor]]:
-    """The matrices of a layer by the names of their parts."""
+    """The matrices of a layer by name."""
     config = layer.config
     keys = config.kv_heads * config.head_dim
     q, k, v = layer.qkv.weight.split([config.heads * config.head_dim, keys, keys])

@@ -1,4 +1,4 @@
-"""How far a tuned model has moved from the original, measured on text that neither was trained on."""
+"""How far a tuned model has drifted from the original, measured on held-out text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from slipstream.models.model import Model
 from slipstream.train.lessons import Texts
 from slipstream.train.teacher import Teacher
 
-_TEXTS = 8  # read at one time
-_SLICE = 1 << 26  # logits that exist at one time: [rows, vocabulary] is cut into so many elements
+_TEXTS = 8  # per batch
+_SLICE = 1 << 26  # elements of [rows, vocabulary] logits that exist at one time
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Two models that read the same answers. `kl`: the mean distance from the original's distribution of the next
-    token to the other's, in nats. `changed`: the share of positions at which their likeliest tokens differ.
+    """Two models on the same answers. `kl`: mean KL divergence from the original's next-token distribution to the
+    other's, in nats. `changed`: share of positions at which their likeliest tokens differ.
     """
 
     kl: float
@@ -27,7 +27,7 @@ class Drift:
 
 @torch.no_grad()
 def drift(original: Model, other: Model, texts: Texts, most: int | None = None) -> Drift:
-    """Compare at every position of the held-out answers (of so many at most), over the whole vocabulary."""
+    """Compare at every position of the held-out answers (at most `most` of them), over the whole vocabulary."""
     kl, changed, positions = 0.0, 0, 0
     last, nothing = original.config.layers - 1, torch.zeros(1, dtype=torch.int64, device=original.device)
     read = texts.held_out[:most]

@@ -1,4 +1,4 @@
-"""Updates merged into the weights of a model: as a checkpoint in memory, and as a new Hugging Face directory."""
+"""Low-rank updates merged into the weights of a model: in memory, and as a new Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,34 @@ from pathlib import Path
 
 import torch
 
-from slipstream.drafters.trained import write_tensors
-from slipstream.models.checkpoint import Checkpoint
+from slipstream.drafters.heads.head_checkpoint import write_tensors
 from slipstream.models.config import ModelConfig
-from slipstream.models.hf import INDEX, LAYERS, PARTS, POST_NORM_PARTS, TABLES, WEIGHTS, HFCheckpoint, open_files
+from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.formats.hf import (
+    INDEX,
+    LAYERS,
+    PARTS,
+    POST_NORM_PARTS,
+    TABLES,
+    WEIGHTS,
+    HFCheckpoint,
+    open_files,
+)
+from slipstream.models.formats.hf_render import rendered_config, save_tokenizer
 from slipstream.models.shapes import weight_names
 from slipstream.text import Tokenizer
-from slipstream.train.hf_render import rendered_config, save_tokenizer
-from slipstream.train.joint_model import Factors
+from slipstream.train.joint.model import Factors
 
 CONFIG = "config.json"
-_SHARD = 4 << 30  # bytes of one file of weights, about
-_COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # what lies beside weights, tokenizers above all
-_NOTICES = ("LICENSE", "LICENCE", "NOTICE")  # they hold for what is made of a model, too
+_SHARD = 4 << 30  # bytes of one weight file, about
+_COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")  # files beside weights, mainly the tokenizer's
+_NOTICES = ("LICENSE", "LICENCE", "NOTICE")  # they apply to derived models too
 
 
 class MergedCheckpoint:
-    """A checkpoint whose matrices have taken their updates in; all other weights are the original's, bit for bit.
+    """A checkpoint with updates merged into its matrices; all other weights are the original's, bit for bit.
 
-    What was updated has the type in which it was trained: in a narrower one an update could be rounded away.
+    Updated matrices keep the dtype of the training: a narrower one could round an update away.
     """
 
     def __init__(self, original: Checkpoint, updates: Mapping[str, Factors], dtype: torch.dtype) -> None:
@@ -52,19 +61,19 @@ class MergedCheckpoint:
 
 
 def write_model(merged: MergedCheckpoint, folder: Path) -> None:
-    """Put a whole model into an empty directory: weights, config and tokenizer."""
+    """Write a whole model to an empty directory: weights, config and tokenizer."""
     _describe(merged.original, folder)
     _save(_tensors(merged), folder)
 
 
 def require_writable(original: Checkpoint) -> None:
-    """Refuse a model that could not be written as a Hugging Face directory, before anything is trained."""
+    """Refuse, before training, a model that could not be written as a Hugging Face directory."""
     with tempfile.TemporaryDirectory(prefix="slipstream-train-") as folder:
         _describe(original, Path(folder))
 
 
 def _describe(original: Checkpoint, folder: Path) -> None:
-    """Config and tokenizer: copied where the original is such a directory itself, rendered where it is not."""
+    """Config and tokenizer: copied if the original is a Hugging Face directory, else rendered."""
     if isinstance(original, HFCheckpoint):
         for file in sorted(original.path.iterdir()):
             beside = file.suffix in _COPIED and not file.name.endswith(".index.json")
@@ -79,7 +88,7 @@ def _describe(original: Checkpoint, folder: Path) -> None:
 
 
 def _tensors(merged: MergedCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the new model by the name that Hugging Face gives it."""
+    """Every tensor of the new model by its Hugging Face name."""
     original, config = merged.original, merged.config
     if isinstance(original, HFCheckpoint):
         updated = {hf_name(config, name): name for name in merged.updates}
@@ -93,7 +102,7 @@ def _tensors(merged: MergedCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def hf_name(config: ModelConfig, name: str) -> str:
-    """The name of a dense model's weight."""
+    """The Hugging Face name of a dense model's weight."""
     if name in TABLES:
         return TABLES[name]
     _, layer, part = name.split(".")
@@ -101,7 +110,7 @@ def hf_name(config: ModelConfig, name: str) -> str:
 
 
 def _save(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
-    """Write tensors as they come, in files of a size that memory holds; one file needs no index."""
+    """Write tensors as they come, in files that fit into memory; a single file needs no index."""
     places: dict[str, str] = {}
     total, batch = 0, dict[str, torch.Tensor]()
 

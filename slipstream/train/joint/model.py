@@ -1,7 +1,7 @@
-"""A target that learns: whole texts through its layers, with low-rank updates of its matrices that take gradients.
+"""A target that can be trained: whole texts through its layers, with trainable low-rank updates of its matrices.
 
-The decoder that answers users folds its weights into each other, packs them and works in place. This one computes the
-same from the weights as they lie on disk, and remembers enough to go backwards. It is for dense layers only.
+The inference decoder folds and packs its weights and works in place. This one computes the same from the weights as
+stored, with gradients. Dense layers only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from slipstream.errors import OptionError
-from slipstream.models.checkpoint import Checkpoint
 from slipstream.models.config import ModelConfig
-from slipstream.models.rope import inverse_frequencies
+from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.layers.rope import inverse_frequencies
 from slipstream.models.shapes import weight_names, weight_shapes
 
 TUNED = ("q", "k", "v", "o", "gate", "up", "down")  # of a layer, by canonical names
-_PACE = 0.25  # of an update's product, so that the target moves at a quarter of the rate at which a head learns
+_PACE = 0.25  # scale of an update, so that the target learns at a quarter of the head's rate
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": functional.silu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
@@ -33,19 +33,19 @@ Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, [length, head si
 
 @dataclass(frozen=True)
 class Factors:
-    """What is added to a matrix [out, in], in two factors: leave [out, rank] times enter [rank, in], times `_PACE`."""
+    """An update of a matrix [out, in], in two factors: leave [out, rank] times enter [rank, in], times `_PACE`."""
 
     enter: torch.Tensor
     leave: torch.Tensor
 
     @property
     def product(self) -> torch.Tensor:
-        """What is added, in float32."""
+        """The update, in float32."""
         return _PACE * (self.leave.float() @ self.enter.float())
 
 
 class Update(nn.Module):
-    """The factors of one matrix's update as they are trained; at the beginning they add nothing."""
+    """The trainable factors of one matrix's update; initially they add nothing."""
 
     def __init__(self, shape: tuple[int, ...], rank: int) -> None:
         super().__init__()
@@ -54,15 +54,15 @@ class Update(nn.Module):
         self.leave = nn.Parameter(torch.zeros(rows, rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out], to be added to what the matrix itself gives."""
+        """[..., in] -> [..., out], to be added to the matrix's own product."""
         return _PACE * functional.linear(functional.linear(x, self.enter.to(x.dtype)), self.leave.to(x.dtype))
 
 
 class TunedModel(nn.Module):
     """A target with updates of rank `rank` in its last `layers` layers (0: in all).
 
-    Its parameters are the updates alone, called `layers.{i}.{part}.enter` and `.leave`; the target's own weights stand
-    still and are no part of its state.
+    Its parameters are the updates alone, named `layers.{i}.{part}.enter` and `.leave`; the target's own weights are
+    frozen and not part of its state.
     """
 
     def __init__(self, source: Checkpoint, dtype: torch.dtype, device: str, *, rank: int, layers: int = 0) -> None:
@@ -82,14 +82,14 @@ class TunedModel(nn.Module):
         self._frequencies = [inverse_frequencies(config).to(device) for config in (self.config, unscaled)]
 
     def read(self, tokens: torch.Tensor, taps: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The residual stream [batch, length, width] after the last layer, and after those asked for."""
+        """The residual stream [batch, length, width] after the last layer, and after those requested."""
         x = self._weights["embed"][tokens] * torch.tensor(self.config.embed_scale, dtype=self._weights["embed"].dtype)
         positions = torch.arange(tokens.shape[1], device=tokens.device).float()
         angles = [torch.outer(positions, frequencies) for frequencies in self._frequencies]
         turns = [(angle.cos(), angle.sin()) for angle in angles]
         tapped: dict[int, torch.Tensor] = {}
         for index in range(self.config.layers):
-            # Of a layer only what goes in is kept; the rest is computed again on the way back.
+            # Only a layer's input is kept; the rest is recomputed in the backward pass.
             turn = turns[self.config.local_rope(index)]
             x = recomputed(self._layer, index, x, turn, use_reentrant=False, preserve_rng_state=False)
             if index in taps:
@@ -97,7 +97,7 @@ class TunedModel(nn.Module):
         return x, tapped
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, width] after the last layer -> [rows, vocabulary]; nothing of it is tuned."""
+        """[rows, width] after the last layer -> [rows, vocabulary]; not tuned."""
         output = self._weights["embed" if self.config.tied_head else "head"]
         logits = functional.linear(self._normed(hidden, self._weights["norm"]), output)
         cap = self.config.logit_softcap
@@ -152,25 +152,25 @@ class TunedModel(nn.Module):
         return functional.rms_norm(x, weight.shape, weight.to(x.dtype), self.config.norm_eps)
 
     def _normed_parts(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """A norm over each head, or over all heads together, as long as the weight is."""
+        """A norm over each head, or over all heads together, depending on the weight's length."""
         return self._normed(x.unflatten(-1, (-1, len(weight))), weight).flatten(-2)
 
 
 def require_tunable(config: ModelConfig, name: str) -> None:
-    """Refuse a target with layers that are not computed here."""
+    """Refuse a target with layers that are not supported here."""
     if config.experts or config.qkv_clip is not None:
         what = "experts" if config.experts else "clipped queries, keys and values"
-        raise OptionError(f"{name} has {what}, and only dense layers can be tuned", hint="train it without --joint")
+        raise OptionError(f"{name} has {what}, but only dense layers can be tuned", hint="train it without --joint")
 
 
 def updates_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Factors]:
-    """The updates in the state of a TunedModel, by the canonical names of the matrices that they belong to."""
+    """The updates in the state of a TunedModel, by the canonical names of their matrices."""
     names = sorted({name.rpartition(".")[0] for name in tensors})
     return {name: Factors(tensors[f"{name}.enter"], tensors[f"{name}.leave"]) for name in names}
 
 
 def _turned(x: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """Rotate [batch, heads, length, size]; dimension i turns with i + size / 2, as on disk."""
+    """Apply RoPE to [batch, heads, length, size]; dimension i rotates with i + size / 2, as on disk."""
     cosine, sine = turns
     first, second = x.float().chunk(2, -1)
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1).to(x.dtype)

@@ -1,13 +1,13 @@
-"""From a number to a conversation: a user's words, and what the target answers.
+"""From a number to a conversation: a user's turns, and the target's answers.
 
-With a chat template most first turns are whole requests (`requests.py`). For the others the target is given the
-beginning of a chat, up to where the user's words would stand, and the first few of them (`openings.py`); it goes on
-until it ends the user's turn. The turn is then asked in the ordinary way. A model without a template goes on with an
-opening as plain text: some tokens of that are the prompt.
+With a chat template most first turns are whole requests (`requests.py`). For the others the target gets the start of a
+chat, up to the user's words, and the first few of them (`openings.py`); it continues until it ends the user's turn. The
+turn is then asked as usual. A model without a template continues an opening as plain text: some of its tokens are the
+prompt.
 
-Some answers become texts that another question is about: so there are long prompts, too.
+Some answers become texts that another question is about, so there are long prompts too.
 
-Everything is drawn from (seed, number of the conversation), so each can be made again, alone or in any batch.
+Everything is drawn from (seed, number of the conversation), so each can be reproduced, alone or in any batch.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from slipstream.bench.tune.prompts import Conversation, Dialogue, encode, question
 from slipstream.errors import OptionError, PromptError
 from slipstream.noise import key
 from slipstream.text import Tokenizer
-from slipstream.train import openings
 from slipstream.train.data_files import ABOUT, CUT, FOLLOWED
-from slipstream.train.loops import Signature, loop_start, signature
-from slipstream.train.requests import KINDS, Requests, own_words
-from slipstream.tuning.prompts import Conversation, Dialogue, encode, question
+from slipstream.train.synth import openings
+from slipstream.train.synth.loops import Signature, loop_start, signature
+from slipstream.train.synth.requests import KINDS, Requests, own_words
 from slipstream.types import Output, SamplingParams
 
 LONGEST_TURN = 256  # tokens that the target writes as a user
-LONGEST_PROMPT = 2048  # tokens of a prompt from a file that room is made for
-LEAST_ANSWER = 16  # tokens; what leaves less room, or has less before its loop, is dropped
-PLAIN_TURN = (8, 64)  # tokens of a plain text that are the prompt for the rest of it
-TURN_TEMPERATURE = 0.7  # of the user's words: at 1 a small model writes what no user would
+LONGEST_PROMPT = 2048  # tokens reserved for a prompt from a file
+LEAST_ANSWER = 16  # tokens; conversations with less room, or fewer before a loop, are dropped
+PLAIN_TURN = (8, 64)  # tokens of a plain text that serve as its prompt
+TURN_TEMPERATURE = 0.7  # of user turns: at 1 a small model writes what no user would
 TEMPERATURES = (0.0, 0.0, 0.7)  # of answers, equally likely: most of them are greedy
-WHOLE_REQUESTS = 5 / 6  # of the first turns are whole requests; the target writes the others
-SECOND_TURNS = 1 / 5  # of the conversations go on, if the first answer came to its end
-ABOUT_TEXTS = 1 / 10  # of the conversations are about an answer, which is kept as a part of the prompt alone
+WHOLE_REQUESTS = 5 / 6  # share of first turns that are whole requests; the target writes the others
+SECOND_TURNS = 1 / 5  # share of conversations with a second turn, if the first answer is complete
+ABOUT_TEXTS = 1 / 10  # share of conversations about an answer, which is kept only as part of the prompt
 LEAST_TEXT = 64  # tokens of an answer that another question is about
-RECIPE = 4  # another one makes other conversations from the same seed
+RECIPE = 4  # another recipe makes other conversations from the same seed
 
-# Where a first turn may come from: an opening, or a whole request.
+# Sources of a first turn: an opening, or a whole request.
 SOURCES = (*openings.NAMES, *(f"whole request: {kind}" for kind in KINDS))
 
-_MARKER = "qvxhzwkj"  # stands for the user's words in a rendered chat
+_MARKER = "qvxhzwkj"  # placeholder for the user's words in a rendered chat
 
 Ask = tuple[list[int], SamplingParams]
 
 
 @dataclass(frozen=True)
 class Made:
-    """A conversation: what `ChatWriter.append` wants to know."""
+    """A conversation: the arguments of `ChatWriter.append`."""
 
     tokens: list[int]
     prompt_len: int
@@ -62,16 +62,16 @@ class Made:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A conversation that came to nothing."""
+    """A conversation that could not be used."""
 
     reason: str
 
 
-Task = Generator[Ask, Output, Made | Dropped]  # asks for texts until the conversation is made
+Task = Generator[Ask, Output, Made | Dropped]  # requests texts until the conversation is complete
 
 
 class _Unusable(Exception):
-    """Why what the target wrote cannot be used."""
+    """Why the target's text cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class _Answered:
 class Author:
     """Writes conversations for one target, or answers those of a file (`dialogues`).
 
-    `end_ids` end a turn or an answer; `context` is the longest sequence that the target can have.
+    `end_ids` end a turn or an answer; `context` is the longest sequence of the target.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Author:
         self._seed = seed
         self._max_tokens = max_tokens
         self._dialogues = dialogues
-        self._turn_end: dict[str, Any] = {}  # parameters that end a user's turn
+        self._turn_end: dict[str, Any] = {}  # sampling parameters that end a user's turn
         self._second_turns = tokenizer.has_chat_template
         self._writes_turns = tokenizer.has_chat_template and dialogues is None
         self._requests = Requests(own_words(tokenizer) if self._writes_turns else ())
@@ -116,23 +116,23 @@ class Author:
             except OptionError:
                 if dialogues is None:
                     raise
-                self._second_turns = False  # those of the file need none
-        self.longest = min(context, self._longest())  # tokens that a conversation may have
+                self._second_turns = False  # conversations of a file have none
+        self.longest = min(context, self._longest())  # token limit of a conversation
 
     def _ending(self) -> dict[str, Any]:
-        """How the end of a user's turn is seen, where it is not a token that ends an answer too."""
+        """How the end of a user's turn is detected, if it is not a token that ends an answer too."""
         answered = [*question("x"), {"role": "assistant", "content": "y"}]
-        (_, behind), _ = self._around([]), self._around(answered)  # what cannot be cut is refused now
-        behind = behind.strip()
-        first = self._tokenizer.encode(behind, add_special=False)[:1]
+        (_, after), _ = self._around([]), self._around(answered)  # a template that cannot be cut is refused now
+        after = after.strip()
+        first = self._tokenizer.encode(after, add_special=False)[:1]
         if not first or first[0] in self._end_ids:
             return {}
         if first[0] in self._tokenizer.special_ids:
             return {"stop_token_ids": first}
-        return {"stop": behind.splitlines()[0]}
+        return {"stop": after.splitlines()[0]}
 
     def _around(self, before: Conversation) -> tuple[str, str]:
-        """What the chat template writes before and behind the words of the user's next turn."""
+        """What the chat template writes before and after the words of the user's next turn."""
         rendered = self._tokenizer.render_chat([*before, *question(_MARKER)])
         head, found, tail = rendered.partition(_MARKER)
         if not found or _MARKER in tail:
@@ -157,7 +157,7 @@ class Author:
 
     @property
     def most_written(self) -> int:
-        """Tokens that the target writes for a conversation if all limits are reached; an average over second turns."""
+        """Tokens that the target writes for a conversation if all limits are reached, averaged over second turns."""
         answers, turns = 1 + SECOND_TURNS, SECOND_TURNS + (1 - WHOLE_REQUESTS if self._writes_turns else 1)
         if self._dialogues is not None:
             answers += sum(len(dialogue.later) for dialogue in self._dialogues) / len(self._dialogues)
@@ -186,7 +186,7 @@ class Author:
                 else:
                     turn, goes_on = (yield from self._turn(before, openings.follow_up(draw), seeds)), False
                 said = yield from self._answer([*before, *question(turn)], temperature, seeds)
-            except _Unusable:  # what was there before is a conversation all the same
+            except _Unusable:  # the conversation before this turn is still complete
                 break
             flags = FOLLOWED | (CUT if said.cut else 0)
         if asks_about and self._writes_turns and len(said.answer) >= LEAST_TEXT:
@@ -202,7 +202,7 @@ class Author:
     def _begin(
         self, number: int, draw: random.Random, seeds: Iterator[int]
     ) -> Generator[Ask, Output, tuple[int, Dialogue]]:
-        """Where the first prompt is from, and the prompt."""
+        """The source of the first prompt, and the prompt."""
         if self._dialogues is not None:
             return 0, self._dialogues[number]
         if self._tokenizer.has_chat_template and draw.random() < WHOLE_REQUESTS:
@@ -210,7 +210,7 @@ class Author:
             return len(openings.NAMES) + kind, Dialogue(question(words))
         head = self._around([])[0] if self._tokenizer.has_chat_template else ""
         kind, words = openings.opening(draw)
-        while not (words or self._tokenizer.encode(head)):  # a model that cannot begin from nothing
+        while not (words or self._tokenizer.encode(head)):  # a model that cannot start from an empty prompt
             kind, words = openings.opening(draw)
         if self._tokenizer.has_chat_template:
             turn = yield from self._turn([], words, seeds)
@@ -219,7 +219,7 @@ class Author:
         return kind, Dialogue(question(turn))
 
     def _turn(self, before: Conversation, words: str, seeds: Iterator[int]) -> Generator[Ask, Output, str]:
-        """The user's next turn, which begins with these words."""
+        """The user's next turn, starting with these words."""
         prompt = self._tokenizer.encode(self._around(before)[0] + words, add_special=False)
         if len(prompt) + LONGEST_TURN > self.longest:
             raise _Unusable("prompt too long")
@@ -254,14 +254,14 @@ class Author:
         if not self._text(answer).strip():
             raise _Unusable("empty answer")
         said = _Answered(conversation, prompt, answer, cut=False, ended=output.finish_reason == "stop")
-        loop = None if said.ended else loop_start(answer)  # one that ended by itself is no loop, whatever it chants
+        loop = None if said.ended else loop_start(answer)  # an answer that ended by itself is no loop
         if loop is None:
             return said
         if loop < LEAST_ANSWER:
             raise _Unusable("answer loops")
         return replace(said, answer=answer[:loop], cut=True)
 
-    def _text(self, tokens: list[int], behind: Sequence[int] = ()) -> str:
-        """The text of tokens that stand behind others (some tokenizers drop the space before the first of a text)."""
+    def _text(self, tokens: list[int], after: Sequence[int] = ()) -> str:
+        """The text of tokens that follow others (some tokenizers drop the space before the first token of a text)."""
         ended = tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens
-        return self._tokenizer.decode([*behind, *ended]).removeprefix(self._tokenizer.decode(behind))
+        return self._tokenizer.decode([*after, *ended]).removeprefix(self._tokenizer.decode(after))

@@ -1,4 +1,4 @@
-"""What is not worth learning from: texts that go round in circles, and texts that were there before."""
+"""Texts not to train on: loops, and near-duplicates."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 Signature = npt.NDArray[np.uint64]
 
-COPIES = 3  # a passage that stands there so often at the end of a text, one copy behind the other, is a loop
-TOLERANCE = 10  # a copy may differ in one token of so many
-LEAST_LOOP = 24  # tokens that are repetition: a short chant or the rule of a table is none
+COPIES = 3  # consecutive copies of a passage at the end of a text that make a loop
+TOLERANCE = 10  # one token in so many may differ between copies
+LEAST_LOOP = 24  # repeated tokens of a loop: a short chant or a table rule is not one
 
 SHINGLE = 4  # tokens
-BANDS, ROWS = 4, 5  # of a signature: two texts are taken for the same if all the rows of any band agree
-SLOTS = 1 << 22  # of the memory for bands: 32 MiB, however much is written
+BANDS, ROWS = 4, 5  # of a signature: two texts count as the same if all rows of any band agree
+SLOTS = 1 << 22  # of the table of bands: 32 MiB, however many texts
 
 
 def loop_start(tokens: Sequence[int]) -> int | None:
-    """Where the second copy of the passage begins that a text repeats until its end; None if it does not.
+    """Start of the second copy of the passage that a text repeats until its end; None if there is no loop.
 
     One token in `TOLERANCE` may differ from copy to copy (the number of a list's entry), and the last copy may be
-    unfinished. Of several periods the one counts that reaches back furthest.
+    incomplete. Of several periods the one that reaches back furthest counts.
     """
     text = np.asarray(tokens, np.int64)
     length = len(text)
     if length < LEAST_LOOP:
         return None
     earliest = length
-    # The last token must have stood one period before the end too: few periods are left to look at.
+    # The last token must also occur one period before the end: few periods are left to check.
     for back in np.flatnonzero(text[-2 : -2 - length // COPIES : -1] == text[-1]):
         period = int(back) + 1
         second = period + _repetition(np.flatnonzero(text[period:] != text[:-period]), period)
@@ -41,12 +41,12 @@ def loop_start(tokens: Sequence[int]) -> int | None:
 
 
 def _repetition(differs: Ids, period: int) -> int:
-    """From where on a text repeats what stood one period before, given where it differs from that."""
+    """Start of the repetition with this period, given where the text differs from itself one period earlier."""
     allowed = period // TOLERANCE  # differences within one period
     crowded = np.flatnonzero(differs[allowed:] - differs[: max(0, len(differs) - allowed)] < period)
     start = int(differs[crowded[-1]]) + 1 if len(crowded) else 0
     rest = differs[differs >= start] - start
-    return start + int((rest == np.arange(len(rest))).sum())  # it does not begin with a difference
+    return start + int((rest == np.arange(len(rest))).sum())  # it does not start with a difference
 
 
 def signature(tokens: Sequence[int]) -> Signature:
@@ -68,7 +68,7 @@ def signature(tokens: Sequence[int]) -> Signature:
 
 
 def _mix(x: Signature) -> Signature:
-    """A bijection of 64 bits in which every bit of the input reaches all of the output (wrapping is meant)."""
+    """A bijection of 64 bits that mixes every input bit into all output bits (overflow is intended)."""
     x = (x ^ (x >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     x = (x ^ (x >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
     return x ^ (x >> np.uint64(32))
@@ -78,17 +78,17 @@ _SALTS = _mix(np.arange(1, BANDS * ROWS + 1, dtype=np.uint64))
 
 
 class Duplicates:
-    """Which texts were there before, in bounded memory: when it is full, new bands take the place of old ones."""
+    """Near-duplicate detection in bounded memory: when it is full, new bands overwrite old ones."""
 
     def __init__(self, slots: int = SLOTS) -> None:
         self._bands = np.zeros(slots, np.uint64)
 
     def knows(self, text: Signature) -> bool:
-        """Whether a text so much alike was added."""
+        """Whether a similar text was added."""
         return bool((self._bands[self._places(text)] == text).any())
 
     def add(self, text: Signature) -> None:
-        """Remember a text."""
+        """Add a text."""
         self._bands[self._places(text)] = text
 
     def _places(self, text: Signature) -> Signature:

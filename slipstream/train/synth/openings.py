@@ -1,7 +1,7 @@
 """How user turns begin: a few words that set the kind of the request; the target writes the rest.
 
-An opening is built from parts, one of each slot of its kind. Left to itself a model asks about the same few things; a
-word like "SELECT" or "A farmer" takes it elsewhere.
+An opening is built from parts, one of each slot of its kind. A model alone asks about the same few things; a word like
+"SELECT" or "A farmer" takes it elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Slots = tuple[tuple[str, ...], ...]
 _TEXTS = ("this paragraph:", "the following text:", "this email:", "these notes:", "the article below:")
 
 KINDS: dict[str, Slots] = {
-    "free": (("",),),  # whatever the target asks by itself
+    "free": (("",),),  # the target's own choice
     "code": (
         ("Write", "Implement", "I need", "Show me", "Create"),
         ("a Python function", "a JavaScript class", "an SQL query", "a Bash script", "a C program", "a Rust function",
@@ -104,9 +104,9 @@ KINDS: dict[str, Slots] = {
     ),
 }  # fmt: skip
 
-NAMES = tuple(KINDS)  # an opening's kind is kept as its place in here
+NAMES = tuple(KINDS)  # an opening's kind is stored as its index here
 
-# How a user goes on when an answer is there.
+# How a user continues after an answer.
 FOLLOW_UPS = (
     *("", "Now", "Thanks!", "Can you", "Could you also", "Why", "What about", "What if", "Explain", "Please"),
     *("Rewrite that", "Shorten", "Translate", "Give me an example", "Add", "Change", "How", "And"),
@@ -114,7 +114,7 @@ FOLLOW_UPS = (
 )
 
 
-# What a user wants of a text that stands beside it.
+# Requests about a given text.
 REQUESTS = (
     *("Summarise the following text:", "Give a one-sentence summary of this text:", "Write a headline for this text:"),
     *("List the key points of the text below:", "What is the main idea of this text?", "Shorten this text:"),
@@ -135,11 +135,11 @@ REQUESTS = (
         "Answer in the style of this text: who are you?",
     ),
 )
-_BEHIND = 0.25  # of the requests come after their text
+_BEHIND = 0.25  # share of requests that come after their text
 
 
 def opening(draw: random.Random) -> tuple[int, str]:
-    """The place of a kind in `NAMES`, and an opening of that kind; every kind is equally likely."""
+    """The index of a kind in `NAMES`, and an opening of that kind; every kind is equally likely."""
     kind = draw.randrange(len(NAMES))
     return kind, joined(draw.choice(slot) for slot in KINDS[NAMES[kind]])
 
@@ -157,5 +157,5 @@ def request(draw: random.Random, text: str) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """One part of each slot as a text."""
+    """One part of each slot, joined to a text."""
     return " ".join(part for part in parts if part).replace(" \n", "\n")

@@ -1,4 +1,4 @@
-"""The patterns and words that requests are made of, read from the texts in `phrases/`.
+"""The patterns and words of requests, read from the texts in `phrases/`.
 
 A file has three kinds of sections, each below a line of its own:
 
@@ -7,8 +7,8 @@ A file has three kinds of sections, each below a line of its own:
     : NAME           words and phrases for a slot, split by semicolons, over as many lines as they take
 
 In a pattern `{animal}` is an entry of that list, `{animal2}` another one, `{word}` one of the target's own words,
-`{3-20}` a number, and `{Write|Create}` one of these; slots may stand inside each other. `\\n` begins a new line, and
-`<<` and `>>` are braces of a program. Lines that begin with `#` are comments.
+`{3-20}` a number, and `{Write|Create}` one of these; slots may be nested. `\\n` is a line break, and `<<` and `>>` are
+literal braces. Lines that begin with `#` are comments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FOLDER, _ENDING = "phrases", ".txt"
 
 @dataclass(frozen=True)
 class Phrasebook:
-    """What was read: kinds of requests with their patterns and weights, texts with slots, and words."""
+    """Kinds of requests with their patterns and weights, texts with slots, and words."""
 
     patterns: dict[str, tuple[str, ...]]
     weights: dict[str, int]
@@ -36,14 +36,14 @@ class Phrasebook:
 
 @cache
 def phrasebook() -> Phrasebook:
-    """The one that comes with the package."""
-    folder = files("slipstream.train") / _FOLDER
+    """The phrasebook of the package."""
+    folder = files("slipstream.train.synth") / _FOLDER
     texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(_ENDING)}
     return read(line for name in sorted(texts) for line in texts[name].splitlines())
 
 
 def read(lines: Iterable[str]) -> Phrasebook:
-    """The sections of one or several files. A section that comes again adds to what is there."""
+    """The sections of one or more files. A repeated section adds to the first."""
     patterns: dict[str, list[str]] = defaultdict(list)
     weights: dict[str, int] = {}
     parts: dict[str, list[str]] = defaultdict(list)
@@ -58,18 +58,18 @@ def read(lines: Iterable[str]) -> Phrasebook:
         if sign == "=":
             name, _, weight = name.rpartition(" ")
             if not weight.isdigit() or weights.setdefault(name, int(weight)) != int(weight):
-                raise ValueError(f"a kind has one weight, behind its name: {line!r}")
+                raise ValueError(f"a kind has one weight, after its name: {line!r}")
             section = patterns[name]
         elif sign == "+":
             section = parts[name]
         elif sign == ":":
             section = words[name]
         elif section is None:
-            raise ValueError(f"a line above all sections: {line!r}")
+            raise ValueError(f"a line before the first section: {line!r}")
         else:
             section.append(line)
     if both := parts.keys() & words.keys():
-        raise ValueError(f"texts and words of one name: {', '.join(sorted(both))}")
+        raise ValueError(f"texts and words of the same name: {', '.join(sorted(both))}")
     return Phrasebook(
         {name: _unfolded(lines) for name, lines in patterns.items()},
         weights,

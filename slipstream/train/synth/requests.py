@@ -1,7 +1,7 @@
-"""Whole requests, such as people make: patterns, whose slots are filled with words.
+"""Whole requests as people make them: patterns whose slots are filled with words.
 
-A small model left to itself writes few requests that a person would; and what a drafter has not read about, it drafts
-badly. So most first turns are made here, and the target only answers them. `phrasebook.py` says what a pattern is.
+A small model alone writes few requests that a person would make, and a drafter drafts badly on topics missing from its
+training data. So most first turns are made here, and the target only answers them. `phrasebook.py` defines patterns.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import re
 from collections.abc import Sequence
 
 from slipstream.text import Tokenizer
-from slipstream.train.phrasebook import phrasebook
+from slipstream.train.synth.phrasebook import phrasebook
 
-KINDS = tuple(phrasebook().patterns)  # a request's kind is kept as its place in here
-_ENOUGH = 100  # words of a target's own; with fewer a list of ours is taken
-_LED, _ENDED = 0.25, 0.3  # of the requests have something before them; say how they want to be answered
+KINDS = tuple(phrasebook().patterns)  # a request's kind is stored as its index here
+_ENOUGH = 100  # words of a target's own; with fewer our own list is used
+_LED, _ENDED = 0.25, 0.3  # shares of requests with a lead-in, and with a wish for the form of the answer
 _SLOT = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _WHOLE = re.compile(r" [a-z]{5,}")
 
 
 def own_words(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The words that are single tokens of the target: whatever it can talk about is likely to be among them, and so are
-    some beginnings of words. None where a token does not show that it follows a space.
+    """The words that are single tokens of the target, including some prefixes of words: they cover its topics. None if
+    tokens do not show that they follow a space.
     """
     texts = (tokenizer.token_text(id) for id in range(len(tokenizer)))
     return tuple(text[1:] for text in texts if _WHOLE.fullmatch(text))
 
 
 class Requests:
-    """Makes requests. `own`: words of the target's own, for `{word}`, if they are more than a few."""
+    """Makes requests. `own`: the target's own words, for `{word}`, if there are enough."""
 
     def __init__(self, own: Sequence[str]) -> None:
         self._book = book = phrasebook()
@@ -38,22 +38,22 @@ class Requests:
         self._words = {**book.words, "word": own} if len(own) >= _ENOUGH else book.words
 
     def make(self, draw: random.Random) -> tuple[int, str]:
-        """The place of a kind in `KINDS`, and a request of that kind, all of whose patterns are equally likely."""
+        """The index of a kind in `KINDS`, and a request of that kind; all its patterns are equally likely."""
         kind = draw.choices(range(len(KINDS)), self._weights)[0]
         pattern = draw.choice(self._book.patterns[KINDS[kind]])
         text = self._filled(pattern, draw).replace("<<", "{").replace(">>", "}").strip()
-        if not pattern[0].islower():  # some people write so, and say nothing before it
+        if not pattern[0].islower():  # some people write so, without a lead-in
             text = text[0].upper() + text[1:]
             if draw.random() < _LED:
                 text = self._filled("{lead}", draw) + " " + text
         if draw.random() < _ENDED:
-            # Behind a given text, a program or half a sentence it stands by itself.
+            # After a given text, a program or half a sentence it goes on its own line.
             text += (" " if pattern.endswith((".", "?", "!")) else "\n\n") + draw.choice(self._words["ending"])
         return kind, text
 
     def _filled(self, pattern: str, draw: random.Random, used: set[str] | None = None) -> str:
-        """A pattern with a choice for every slot, from the inside out. A name that comes again stands for the same, and
-        no text comes twice while there are others; `used` are those that stand in the request already.
+        """A pattern with a choice for every slot, from the inside out. A repeated name gets the same choice, and no
+        text is repeated while there are others; `used`: those already in the request.
         """
         used = set() if used is None else used
         taken: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Many conversations under way at once through one engine, each made from its number."""
+"""Runs many conversations at once through one engine, each made from its number."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.llm import LLM
-from slipstream.train.conversation import Ask, Author, Dropped, Made, Task
+from slipstream.train.synth.conversation import Ask, Author, Dropped, Made, Task
 from slipstream.types import Output, SamplingParams
 
 if TYPE_CHECKING:
-    from slipstream.llm import Prompt
+    from slipstream.inputs import Prompt
 
-_PROBE = 24  # tokens that each conversation has to measure the speed
+_PROBE = 24  # tokens per conversation for measuring the speed
 
 
 class Written(NamedTuple):
-    """A conversation that came to its end, or to nothing."""
+    """A finished conversation, kept or dropped."""
 
     number: int
     result: Made | Dropped
-    tokens: int  # that the target has written since the one before it
+    tokens: int  # written by the target since the previous one
 
 
 class Scribe:
-    """Writes what an author asks for, `at_once` conversations together."""
+    """Runs an author's conversations, `at_once` at a time."""
 
     def __init__(self, llm: LLM, author: Author, at_once: int) -> None:
         self._llm = llm
@@ -35,23 +35,23 @@ class Scribe:
         self._at_once = at_once
 
     def speed(self, clock: Callable[[], float] = time.perf_counter) -> float:
-        """Tokens a second that so many conversations are written with, from their first requests."""
+        """Tokens per second of that many conversations, measured on their first requests."""
         author, at_once = self._author, self._at_once
         asks = [ask for number in range(at_once) if (ask := next(author.write(number), None)) is not None]
         params = SamplingParams(max_tokens=_PROBE, ignore_eos=True, seed=0)
         requests: list[tuple[Prompt, SamplingParams]] = [(prompt, params) for prompt, _ in asks]
         seconds = 1.0
-        for _ in range(2):  # the first round warms up
+        for _ in range(2):  # the first round is the warm-up
             began = clock()
             written = sum(len(output.token_ids) for _, output in self._llm.answers(requests, at_once))
             seconds = clock() - began
         return max(1, written) / max(seconds, 1e-9)
 
     def write(self, numbers: Iterable[int]) -> Iterator[Written]:
-        """Write these conversations, in whatever order they come to their ends."""
+        """Write these conversations, in order of completion."""
         fresh = iter(numbers)
-        ready: deque[tuple[int, Task, Ask]] = deque()  # conversations that go on
-        asked: dict[int, tuple[int, Task]] = {}  # place among the requests -> whose it is
+        ready: deque[tuple[int, Task, Ask]] = deque()  # conversations with a next request
+        pending: dict[int, tuple[int, Task]] = {}  # index of a request -> its conversation
         ended: deque[tuple[int, Made | Dropped]] = deque()
         tokens = 0
 
@@ -62,7 +62,7 @@ class Scribe:
                 ended.append((number, stop.value))
 
         def requests() -> Iterator[tuple[Prompt, SamplingParams]]:
-            """Whoever goes on comes first, so that conversations end as soon as they can."""
+            """Started conversations come first, so that they end as soon as they can."""
             for place in itertools.count():
                 while not ready:
                     number = next(fresh, None)
@@ -70,13 +70,13 @@ class Scribe:
                         return
                     proceed(number, self._author.write(number), None)
                 number, task, ask = ready.popleft()
-                asked[place] = number, task
+                pending[place] = number, task
                 yield ask
 
         while True:
             for place, output in self._llm.answers(requests(), self._at_once):
                 tokens += len(output.token_ids)
-                number, task = asked.pop(place)
+                number, task = pending.pop(place)
                 proceed(number, task, output)
                 while ended:
                     yield Written(*ended.popleft(), tokens)
@@ -84,6 +84,6 @@ class Scribe:
             while ended:
                 yield Written(*ended.popleft(), tokens)
                 tokens = 0
-            # Those that wanted to go on when the last new one had begun are still to be asked.
+            # Conversations that became ready after the last new one started still have requests.
             if not ready:
                 return

@@ -1,7 +1,7 @@
-"""Makes training data: many conversations at once through the engine, in order onto the disk.
+"""Makes training data: many conversations at once through the engine, written to disk in order.
 
-Conversations end out of order and are written in order, a shard of them at a time: which of two near-duplicates is
-dropped, and all else, is the same whatever ran together and wherever the work was interrupted.
+Conversations end out of order and are written in order, a shard at a time. So the data, including which near-duplicate
+is dropped, do not depend on batching or interruptions.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from slipstream.cache import PAGE_SIZE
 from slipstream.models.config import ModelConfig
 from slipstream.models.memory import KV_SHARE, SPARE_PAGES
-from slipstream.train.conversation import Dropped, Made
 from slipstream.train.data import ChatWriter
-from slipstream.train.loops import Duplicates
-from slipstream.train.scribe import Written
+from slipstream.train.synth.conversation import Dropped, Made
+from slipstream.train.synth.loops import Duplicates
+from slipstream.train.synth.scribe import Written
 
 Write = Callable[[range], Iterator[Written]]
 
-SHARD_ITEMS = 256  # conversations in a shard: what an interrupt may cost
-AT_ONCE = {"cuda": 1024, "cpu": 32}  # conversations under way, by kind of device
+SHARD_ITEMS = 256  # conversations per shard: the most that an interrupt loses
+AT_ONCE = {"cuda": 1024, "cpu": 32}  # concurrent conversations, by device
 _LEFT = 0.9  # of the free memory, when the model is loaded
 
 
 @dataclass(frozen=True)
 class Room:
-    """What an LLM must be given so that `at_once` conversations run together and none has to make room."""
+    """The cache and batch size with which `at_once` conversations run without preemption."""
 
     at_once: int
     max_model_len: int
@@ -36,7 +36,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Status:
-    """How far the work is. `written`: tokens that the target has written since the start, dropped ones included."""
+    """Progress. `written`: tokens that the target has written since the start, dropped ones included."""
 
     items: int
     dropped: int
@@ -44,19 +44,19 @@ class Status:
 
 
 def find_room(config: ModelConfig, element_size: int, free: int, longest: int, at_once: int) -> Room:
-    """As many as asked for, or as the memory (`free` bytes behind the weights) holds; one at least."""
+    """As many as requested, or as fit into the memory (`free` bytes after the weights); at least one."""
     each = -(-longest // PAGE_SIZE)
-    # Loading leaves a little less than is free now.
+    # After loading, a little less is free than now.
     affordable = int(_LEFT * free * KV_SHARE) // (PAGE_SIZE * config.kv_bytes_per_token(element_size))  # pages
     at_once = max(1, min(at_once, (affordable - SPARE_PAGES) // each))
     return Room(at_once, longest, (at_once * each + SPARE_PAGES) * PAGE_SIZE)
 
 
 class Synthesis:
-    """The work of one command: the conversations that are missing in a data set."""
+    """The work of one command: the missing conversations of a data set."""
 
     def __init__(self, writer: ChatWriter, write: Write, shard_items: int = SHARD_ITEMS) -> None:
-        """`write` makes conversations of numbers, in whatever order they come to their ends."""
+        """`write` makes conversations from numbers, in order of completion."""
         self._writer = writer
         self._write = write
         self._shard_items = shard_items
@@ -65,9 +65,9 @@ class Synthesis:
             self._known.add(signature)
 
     def run(self, count: int, tell: Callable[[Status], None] = lambda status: None) -> None:
-        """Write conversations until the data set has dealt with `count` of them; a shard at a time is kept."""
+        """Write conversations until `count` are processed; saves one shard at a time."""
         start = done = self._writer.items
-        results: dict[int, Made | Dropped] = {}  # made, and waiting for those before them
+        results: dict[int, Made | Dropped] = {}  # complete, waiting for earlier ones
         dropped: Counter[str] = Counter()
         written = 0
         for number, result, tokens in self._write(range(start, count)):
@@ -85,7 +85,7 @@ class Synthesis:
             tell(Status(done + len(results), lost, written))
 
     def _keep(self, number: int, result: Made | Dropped) -> str | None:
-        """Append a conversation, or say why it is dropped."""
+        """Append a conversation, or return why it is dropped."""
         if isinstance(result, Dropped):
             return result.reason
         if self._known.knows(result.signature):

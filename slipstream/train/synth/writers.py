@@ -1,7 +1,7 @@
-"""Several processes that write side by side: a GPU waits for the host of a single one most of the time.
+"""Several writer processes side by side: with a single one a GPU waits for the host most of the time.
 
-Each has the whole model and takes the next number when it has room for a conversation. What they make comes here, where
-it is put in order: the data are those of a single process, whoever made what.
+Each has the whole model and takes the next number when it has room for a conversation. The results are put in order
+here: the data are the same as those of a single process.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from multiprocessing.sharedctypes import Synchronized
 from typing import Any, NamedTuple
 
 from slipstream.errors import SlipstreamError, WriterFailed
-from slipstream.train.scribe import Scribe, Written
+from slipstream.train.synth.scribe import Scribe, Written
 
 
 @dataclass(frozen=True)
-class Order:
-    """All that a process must know to write: arguments of an `LLM` and, behind its tokenizer, of an `Author`."""
+class WriteJob:
+    """What a process needs to write: arguments of an `LLM` and, after its tokenizer, of an `Author`."""
 
     loading: dict[str, Any]
     author: dict[str, Any]
@@ -31,11 +31,11 @@ class Order:
 
 
 class Ready(NamedTuple):
-    """What a process says when it has loaded the model."""
+    """Sent by a process that has loaded the model."""
 
     fingerprint: str
     vocab_size: int
-    speed: float  # tokens a second, beside the others
+    speed: float  # tokens per second, while the others run
 
 
 class _Failed(NamedTuple):
@@ -43,9 +43,9 @@ class _Failed(NamedTuple):
 
 
 class Writers:
-    """Processes that write, from `with` on until its end."""
+    """Writer processes; a context manager."""
 
-    def __init__(self, count: int, order: Order) -> None:
+    def __init__(self, count: int, job: WriteJob) -> None:
         context = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
         self._next: Synchronized[int] = context.Value("q", 0)
         self._pipes: list[Connection] = []
@@ -53,11 +53,11 @@ class Writers:
         for number in range(count):
             here, there = context.Pipe()
             process = context.Process(
-                target=_write, args=(order, self._next, there), name=f"writer {number + 1}", daemon=True
+                target=_write, args=(job, self._next, there), name=f"writer {number + 1}", daemon=True
             )
             with _deaf_to_interrupts():
                 process.start()
-            there.close()  # so that the end of the process is the end of the pipe
+            there.close()  # so that the pipe ends with the process
             self._pipes.append(here)
             self._processes.append(process)
 
@@ -72,20 +72,20 @@ class Writers:
             pipe.close()
 
     def ready(self) -> list[Ready]:
-        """Wait until all of them have loaded the model."""
+        """Wait until all have loaded the model."""
         return [self._said(pipe) for pipe in self._pipes]
 
     def write(self, numbers: range) -> Iterator[Written]:
-        """Write these conversations, in whatever order they come to their ends."""
+        """Write these conversations, in order of completion."""
         self._next.value = numbers.start
         for pipe in self._pipes:
             pipe.send(numbers.stop)
         busy = set(self._pipes)
         while busy:
-            heard = wait(list(busy))
-            for pipe in [pipe for pipe in self._pipes if pipe in heard]:
+            ready_pipes = wait(list(busy))
+            for pipe in [pipe for pipe in self._pipes if pipe in ready_pipes]:
                 said = self._said(pipe)
-                if said is None:  # it found no number any more
+                if said is None:  # no numbers left
                     busy.remove(pipe)
                 else:
                     yield said
@@ -104,7 +104,7 @@ class Writers:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """What is started meanwhile never hears Ctrl-C: whoever started it does, and ends it."""
+    """Processes started here ignore Ctrl-C: the parent handles it and ends them."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -112,15 +112,15 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _write(order: Order, following: Synchronized[int], pipe: Connection) -> None:
-    """The work of one process; the end of the pipe is its end, too."""
+def _write(job: WriteJob, following: Synchronized[int], pipe: Connection) -> None:
+    """The main function of one process; it ends with the pipe."""
     try:
-        scribe, ready = _loaded(order)
+        scribe, ready = _loaded(job)
         pipe.send(ready)
         for written in scribe.write(_numbers(following, pipe.recv())):
             pipe.send(written)
         pipe.send(None)
-    except (EOFError, ConnectionError):  # nobody is there any more
+    except (EOFError, ConnectionError):  # the parent is gone
         return
     except SlipstreamError as error:
         pipe.send(_Failed(str(error)))
@@ -128,21 +128,21 @@ def _write(order: Order, following: Synchronized[int], pipe: Connection) -> None
         pipe.send(_Failed(f"{type(error).__name__}: {error}"))
 
 
-def _loaded(order: Order) -> tuple[Scribe, Ready]:
+def _loaded(job: WriteJob) -> tuple[Scribe, Ready]:
     import torch
 
     from slipstream.llm import LLM
-    from slipstream.train.conversation import Author
+    from slipstream.train.synth.conversation import Author
 
-    torch.set_num_threads(order.threads)
-    llm = LLM(**order.loading)
+    torch.set_num_threads(job.threads)
+    llm = LLM(**job.loading)
     assert llm.tokenizer is not None
-    scribe = Scribe(llm, Author(llm.tokenizer, **order.author), order.at_once)
+    scribe = Scribe(llm, Author(llm.tokenizer, **job.author), job.at_once)
     return scribe, Ready(llm.model.fingerprint, llm.model.config.vocab_size, scribe.speed())
 
 
 def _numbers(following: Synchronized[int], stop: int) -> Iterator[int]:
-    """Numbers that no other process has taken."""
+    """Numbers not taken by another process."""
     while True:
         with following.get_lock():
             number = following.value

@@ -1,0 +1,1 @@
+"""Bodies: large models that compute what a small one does."""

@@ -1,0 +1,1 @@
+"""The measurements and searches of `slipstream tune`."""

@@ -1,0 +1,1 @@
+"""What the verbs share: options, opening a model, what goes to the terminal."""

@@ -1,0 +1,1 @@
+"""Drafting in device rounds."""

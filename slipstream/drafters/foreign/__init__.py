@@ -1,0 +1,1 @@
+"""Draft models of another vocabulary."""

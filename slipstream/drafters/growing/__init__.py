@@ -1,0 +1,1 @@
+"""Trees from any model's logits."""

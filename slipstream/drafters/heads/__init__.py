@@ -1,0 +1,1 @@
+"""Shared by trained heads: the module, its checkpoint, its rows over pages."""

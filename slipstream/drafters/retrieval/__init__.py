@@ -1,0 +1,1 @@
+"""Drafts from text: automaton, corpus on disk."""

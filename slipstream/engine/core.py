@@ -1,0 +1,238 @@
+"""What the engine's thread owns: the model, its cache, the drafters. It turns requests into sequences."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from slipstream import checks
+from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.drafters.registry import AnyDrafter, DrafterSpec, parse_speculate
+from slipstream.engine.burst import Burst
+from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.step import Engine
+from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
+from slipstream.inputs import tokenizer_of
+from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.load import load_model
+from slipstream.models.memory import SPARE_PAGES, kv_bytes
+from slipstream.models.model import Model
+from slipstream.models.selfcheck import is_exact
+from slipstream.models.view import TargetView
+from slipstream.sequence import PLAIN, TARGET, Request, Sequence
+from slipstream.text import IncrementalDecoder, StopStrings
+from slipstream.verify import make_verifier
+
+log = logging.getLogger("slipstream")
+
+_CACHE_TOKENS = 32_768  # default size of the cache, in tokens of all requests together
+_PROMPT_ROWS = {"cpu": 512, "cuda": 8192}  # rows of prompts in one step, by device type
+
+_PLAIN = DrafterSpec(PLAIN)
+
+Speculate = str | Mapping[str, object] | DrafterSpec | None
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The configuration of an engine, as `LLM` takes it."""
+
+    model: str | Path | Checkpoint
+    default: DrafterSpec
+    drafters: tuple[DrafterSpec, ...] = ()  # loaded in addition to the default
+    verifier: str = "match"
+    dtype: str = "auto"
+    device: str = "auto"
+    quantize: str = "auto"
+    exact: bool = False
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    cache_tokens: int | None = None
+    tokenizer: str | Path | None = None  # a directory, if not the model's own
+    memory_share: float | None = None  # upper bound on the part of GPU memory that weights and K/V may take
+
+
+class EngineCore:
+    """Loads the model and the drafters, and manages the set of drafters while requests run."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        verifier = make_verifier(config.verifier)
+        if verifier.lossy:
+            log.warning("verifier %r is lossy: outputs may differ from the model's own distribution", config.verifier)
+        self.model, self.tokenizer = load_model(
+            config.model, dtype=config.dtype, device=config.device, quantize=config.quantize, exact=config.exact
+        )
+        if config.tokenizer is not None:
+            self.tokenizer = tokenizer_of(config.tokenizer, self.model.config.vocab_size)
+        self.max_model_len = self._length(config.max_model_len)
+        self.exact = is_exact(self.model)  # speculative and plain text are bitwise equal on this machine
+        if config.exact and not self.exact:
+            raise OptionError("exact: the kernels of this machine are not batch-invariant", hint="leave it out")
+        trial = PagedCache(0, self.model.device)  # one page, to measure the bytes that each drafter keeps per page
+        self.target = TargetView(self.model, trial, self.tokenizer, self.max_model_len, verifier.uses_draws, self.exact)
+        built: dict[str, AnyDrafter] = {}
+        for spec in (config.default, *config.drafters):
+            if str(spec) not in built:
+                drafter = self._built(spec, built.values())
+                drafter.attach(trial)
+                built[str(spec)] = drafter
+        kept = sum(store.nbytes for store in trial.stores.values()) + sum(d.separate_bytes for d in built.values())
+        self.cache = self.target.cache = PagedCache(self._pages(config, kept), self.model.device)
+        self.model.add_store(self.cache, TARGET)
+        rows = _PROMPT_ROWS[self.model.device.partition(":")[0]]
+        self.engine = Engine(self.model, self.cache, verifier, Scheduler(self.cache, config.max_num_seqs, rows))
+        self._specs: dict[str, DrafterSpec] = {}  # of the drafters in the set
+        self._stores: dict[str, set[str]] = {}  # stores of each drafter
+        self._add(_PLAIN, self._built(_PLAIN))
+        for spec in (config.default, *config.drafters):
+            if str(spec) not in self._specs:
+                self._add(spec, built[str(spec)])
+        self.default = str(config.default)
+        self._kept = {PLAIN, *map(str, config.drafters)}  # drafters that stay loaded when the default changes
+
+    # -- drafters -----------------------------------------------------------------------------------------------------
+
+    @property
+    def drafter(self) -> AnyDrafter:
+        """The drafter of requests that name none."""
+        return self.engine.drafters[self.default]
+
+    @property
+    def burst(self) -> Burst | None:
+        """The bursts of the default drafter, if a device runs rounds and the drafter supports them."""
+        return None if self.engine.device is None else self.engine.device.burst(self.default)
+
+    def use(self, spec: DrafterSpec) -> None:
+        """Change the default drafter. Running requests keep theirs; if this fails, the default is plain decoding."""
+        self.default = PLAIN
+        self._remove_unused()
+        # Cached pages lack the rows that the new drafter stores beside K/V; it would have to recompute them.
+        self.cache.forget_idle()
+        if str(spec) not in self._specs:
+            self._add(spec, self._built(spec, self.engine.drafters.values()))
+        self.default = str(spec)
+
+    def swap_model(self, model: Model) -> Model:
+        """Replace the weights by others of the same shape, and decode plainly; returns the previous model."""
+        if not self.engine.scheduler.idle:
+            raise OptionError("the model cannot be changed while requests are running")
+        self._kept = {PLAIN}
+        self.use(_PLAIN)
+        before, self.model = self.model, model
+        old = self.target
+        self.target = TargetView(model, self.cache, self.tokenizer, old.longest, old.reads_draws, self.exact)
+        self.engine = Engine(model, self.cache, self.engine.verifier, self.engine.scheduler)
+        self._add(_PLAIN, self._built(_PLAIN))
+        return before
+
+    def choose(self, wanted: object) -> str:
+        """The name of the drafter that a request asks for: None for the default, False for plain decoding."""
+        if wanted is None or wanted is True:
+            return self.default
+        if wanted is False:
+            return PLAIN
+        name = str(parse_speculate(wanted))  # type: ignore[arg-type]
+        if name in self._specs:
+            return name
+        alike = [loaded for loaded, spec in self._specs.items() if spec.method == name]
+        if len(alike) == 1:
+            return alike[0]
+        raise unknown_choice("drafter that is loaded:", name, list(self._specs))
+
+    def _built(self, spec: DrafterSpec, beside: Iterable[AnyDrafter] = ()) -> AnyDrafter:
+        """The drafter, whose state and stores have another key than those of the drafters beside it."""
+        drafter, taken = spec.build(self.target), {other.key for other in beside}
+        if drafter.key in taken:
+            drafter.rename(next(key for n in itertools.count(1) if (key := f"{drafter.key}.{n}") not in taken))
+        if drafter.taps and not self.target.layered:
+            raise OptionError(f"{drafter.name} reads hidden states, which {self.model.name} does not give")
+        return drafter
+
+    def _add(self, spec: DrafterSpec, drafter: AnyDrafter) -> None:
+        """Add a drafter to the set and create its stores."""
+        before = set(self.cache.stores)
+        try:
+            drafter.attach(self.cache)
+        except BaseException as error:  # remove what was attached before the failure
+            for store in set(self.cache.stores) - before:
+                self.cache.remove_store(store)
+            if isinstance(error, torch.OutOfMemoryError):
+                what = f"the per-token data of {drafter.name} does not fit beside the K/V of {self.model.name}"
+                raise NotEnoughMemory(what, hint="lower max_model_len or cache_tokens") from None
+            raise
+        self._stores[str(spec)] = set(self.cache.stores) - before
+        self._specs[str(spec)] = spec
+        self.engine.add_drafter(str(spec), drafter)
+
+    def _remove_unused(self) -> None:
+        """Remove drafters that no running request uses and no new request can name."""
+        scheduler = self.engine.scheduler
+        used = {s.drafter for s in (*scheduler.running, *scheduler.waiting)} | self._kept | {self.default}
+        for name in set(self._specs) - used:
+            del self._specs[name]
+            self.engine.remove_drafter(name)
+            for store in self._stores.pop(name):
+                self.cache.remove_store(store)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _length(self, asked: int | None) -> int:
+        context = self.model.config.context
+        if asked is None:
+            return context
+        return checks.integer("max_model_len", asked, 1, context, valid=f"1 to {context}, the model's own")
+
+    def _pages(self, config: EngineConfig, kept: int) -> int:
+        """Pages of the cache: at least one sequence of full length, if memory allows.
+
+        `kept`: bytes per page that drafters keep beside the target's K/V.
+        """
+        tokens = config.cache_tokens
+        asked = tokens is not None
+        least = -(-self.max_model_len // PAGE_SIZE) + SPARE_PAGES
+        pages = -(-tokens // PAGE_SIZE) if tokens is not None else max(least, _CACHE_TOKENS // PAGE_SIZE)
+        if pages < least:
+            raise OptionError(
+                f"cache_tokens={tokens} cannot hold one sequence of max_model_len={self.max_model_len}",
+                hint=f"valid: {least * PAGE_SIZE} or more, or a smaller max_model_len",
+            )
+        per_page = PAGE_SIZE * self.model.config.kv_bytes_per_token(self.model.dtype.itemsize) + kept
+        affordable = kv_bytes(self.model.device, config.memory_share) // per_page
+        if affordable < least or (asked and affordable < pages):
+            longest = (affordable - SPARE_PAGES) * PAGE_SIZE
+            raise NotEnoughMemory(
+                f"{max(least, pages if asked else least) * per_page / 2**20:,.0f} MiB of K/V do not fit into memory",
+                hint=f"max_model_len={longest} would" if longest > 0 else "the weights leave no room for any",
+            )
+        return min(pages, affordable)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def sequences(self, request: Request) -> list[Sequence]:
+        """One sequence per choice."""
+        params = request.params
+        ends = frozenset[int]() if params.ignore_eos else self.end_ids
+        drafter = self.choose(params.speculate)
+        needs = self.engine.drafters[drafter].stores_needed
+        sequences = []
+        for choice in range(params.n):
+            sequence = Sequence(request, choice, ends, self.max_model_len, drafter=drafter, needs=needs)
+            if self.tokenizer is not None:
+                sequence.spell = self.tokenizer.token_text
+                if params.detokenize and (request.with_text or params.stop_strings):
+                    skip, shown = params.skip_special_tokens, params.include_stop_str_in_output
+                    sequence.decoder = IncrementalDecoder(self.tokenizer, request.prompt_ids, skip_special=skip)
+                    sequence.stops = StopStrings(params.stop_strings, shown=shown) if params.stop_strings else None
+            sequences.append(sequence)
+        return sequences
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the model's and the tokenizer's, as far as the model has such tokens."""
+        declared = self.tokenizer.eos_ids if self.tokenizer is not None else ()
+        return frozenset(t for t in (*self.model.config.eos_ids, *declared) if t < self.model.config.vocab_size)

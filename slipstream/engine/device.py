@@ -1,0 +1,220 @@
+"""The device runner: bursts of rounds with fixed shapes, one burst per drafter."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+from slipstream.engine.burst import Burst, Launched
+from slipstream.engine.state import EngineState
+from slipstream.models.decoder import Decoder
+from slipstream.policy import Progress, Report
+from slipstream.policy.trust import Signal
+from slipstream.sequence import TARGET, Sequence, Work
+from slipstream.types import Plan
+from slipstream.verify import Match
+
+log = logging.getLogger("slipstream")
+
+
+class DeviceRunner:
+    """Runs the sequences that rounds support. A drafter that fails here continues on the host."""
+
+    def __init__(self, state: EngineState) -> None:
+        assert isinstance(state.model, Decoder)
+        self._state = state
+        self._model = state.model
+        self._bursts: dict[str, Burst | None] = {}  # by drafter; None: it does not support rounds
+        self._launched: list[tuple[Burst, Launched]] = []
+        self._faults: list[tuple[Sequence, Exception]] = []  # of signals in this step
+
+    @staticmethod
+    def possible(state: EngineState) -> bool:
+        """Whether passes can be captured and the verifier is the one that rounds implement."""
+        return isinstance(state.model, Decoder) and state.model.captures and isinstance(state.verifier, Match)
+
+    def burst(self, drafter: str) -> Burst | None:
+        """The bursts of a drafter, if it supports rounds."""
+        if drafter not in self._bursts:
+            found = self._state.drafters[drafter]
+            try:
+                able = found.is_passive or found.device_draft(1) is not None
+            except Exception as error:
+                self._give_up(drafter, [], error)
+                return None
+            self._bursts[drafter] = Burst(self._model, self._state.cache, found) if able else None
+        return self._bursts[drafter]
+
+    def remove(self, drafter: str) -> None:
+        """Forget a drafter that left the set."""
+        self._bursts.pop(drafter, None)
+
+    # -- read by the policy -----------------------------------------------------------------------------------------
+
+    def serves(self, work: Work) -> bool:
+        """Rounds serve decoding only; stop strings, logprobs and other per-token sampling options need the host."""
+        sequence = work.sequence
+        plain = sequence.sampler.simple and sequence.params.logprobs is None and sequence.stops is None
+        return sequence.first_token_at is not None and len(work.pending) == 1 and plain
+
+    def shape(self, drafter: str, count: int) -> Plan | None:
+        """The tree shape of rounds with `count` sequences."""
+        burst = self.burst(drafter)
+        try:
+            return None if burst is None else burst.shape(count)
+        except Exception as error:
+            if self._state.drafters[drafter].is_passive:
+                raise
+            self._give_up(drafter, [], error)
+            return None
+
+    def signal(self, sequence: Sequence) -> Signal | None:
+        """What its drafter knows at no cost. A drafter that fails here is dropped for the sequence after this step."""
+        try:
+            return self._state.drafters.of(sequence).signal(sequence)
+        except Exception as error:
+            self._faults.append((sequence, error))
+            return Signal(matched=0, least=1)
+
+    def chain_cost(self, shape: Plan, count: int) -> float:
+        """Weights that rounds with such trees read, relative to plain rounds."""
+        config = self._model.config
+        return config.weights_read(count * (1 + shape.nodes)) / config.weights_read(count)
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def admit(self, work: list[Work], plans: dict[Sequence, Plan]) -> tuple[list[Work], list[Work]]:
+        """Reserve slots for the planned bursts; returns (work that runs here, work that must run on the host).
+
+        If a burst was started ahead, sequences that are not in it wait for one step.
+        """
+        groups: defaultdict[str, list[Work]] = defaultdict(list)
+        for item in work:
+            groups[item.sequence.active_drafter].append(item)
+        taken: list[Work] = []
+        left: list[Work] = []
+        for name, group in groups.items():
+            burst = self.burst(name)
+            assert burst is not None
+            sequences = [item.sequence for item in group]
+            if burst.ahead is not None:
+                taken += group
+                continue
+            try:
+                rounds = burst.reserve(sequences, plans[sequences[0]])
+            except Exception as error:
+                self._give_up(name, sequences, error)
+                rounds = 0
+            for sequence in sequences:
+                plans[sequence] = replace(plans[sequence], rounds=rounds)
+            (taken if rounds else left).extend(group)
+        return taken, left
+
+    def launch(self, part: list[Work], plans: dict[Sequence, Plan]) -> None:
+        """Launch the planned bursts, and continue those that were started ahead."""
+        groups: defaultdict[str, list[Sequence]] = defaultdict(list)
+        for item in part:
+            groups[item.sequence.active_drafter].append(item.sequence)
+        for name, burst in list(self._bursts.items()):
+            if burst is None or (burst.ahead is None and name not in groups):
+                continue
+            sequences = groups[name]
+            plan = plans[sequences[0]] if sequences else Plan()
+            try:
+                launched = _begun(burst, sequences, plan)
+            except Exception as error:
+                self._give_up(name, sequences, error)
+                continue
+            self._launched.append((burst, launched))
+            self._state.scheduler.pinned.update(launched.sequences)
+
+    def _give_up(self, drafter: str, sequences: list[Sequence], error: Exception) -> None:
+        """Handle a failed launch. Nothing of these rounds was emitted, so the host continues from here.
+
+        If the drafter is passive, the target itself failed, and so do the requests.
+        """
+        if self._state.drafters[drafter].is_passive:
+            for sequence in sequences:
+                self._state.fail(sequence, error)
+            return
+        log.warning("drafter %r failed on the device and continues on the host: %s", drafter, error)
+        self._bursts[drafter] = None
+        self._state.drafters.faults[drafter] += 1
+
+    def collect(self) -> Iterator[Report]:
+        """Report all rounds but the last while that one runs; then start the next burst ahead and report the last."""
+        bursts, self._launched = self._launched, []
+        faults, self._faults = self._faults, []
+        self._state.scheduler.pinned.clear()
+        for sequence, error in faults:
+            self._state.drafters.drop(sequence, error)
+        for number, (burst, launched) in enumerate(bursts):
+            try:
+                yield from self._collect(burst, launched)
+            except BaseException:
+                for other, _ in bursts[number:]:
+                    other.forget()  # it continues from tokens that were not emitted
+                raise
+
+    def _collect(self, burst: Burst, launched: Launched) -> Iterator[Report]:
+        state, last = self._state, launched.rounds - 1
+        unfinished = [item for item in launched.progress if not item.sequence.finished]  # the others were cancelled
+        report, device_ms, failed, rounds = Report(unfinished), 0.0, False, 0
+        for first, stop in ((0, last), (last, last + 1)):
+            # Skip waiting for the last round if all sequences finished before it.
+            if first == stop or all(item.sequence.finished for item in unfinished):
+                continue
+            burst.read(launched, first, stop)
+            rounds = stop
+            device_ms = 1000 * (time.perf_counter() - launched.began)
+            if stop > last:
+                failed = launched.may_go_ahead and not self._went_ahead(burst, launched)
+                report = self._report(burst, launched, unfinished, rounds)
+            yield report
+        if unfinished and rounds <= last:  # nothing was left to wait for in the last round
+            report = self._report(burst, launched, unfinished, rounds)
+            yield report
+        burst.commit(launched)
+        if burst.ahead is None:
+            burst.settle(launched, state.drafters.guarded)
+        if failed:
+            burst.forget()
+        for item in unfinished:
+            if item.sequence.error is None:
+                state.cache.share(item.sequence.table, TARGET, item.sequence.tokens)
+                if burst.ahead is None:  # else the device still writes to its pages
+                    state.finish(item.sequence)
+        if unfinished:
+            report.charge(len(unfinished), 1000 * (time.perf_counter() - launched.began) - device_ms)
+
+    @staticmethod
+    def _went_ahead(burst: Burst, launched: Launched) -> bool:
+        try:
+            burst.go_ahead(launched)
+            return True
+        except Exception as error:  # this step still has tokens to emit; the next one retries
+            log.warning("a round ahead failed: %s", error)
+            return False
+
+    @staticmethod
+    def _report(burst: Burst, launched: Launched, unfinished: list[Progress], rounds: int) -> Report:
+        """`rounds`: how many of them were read, and are finished."""
+        rows = rounds * len(launched.sequences) * (1 + launched.buffers.lanes.nodes)
+        draft_ms, verify_ms = (
+            timer.milliseconds(rounds) for timer in (launched.collected.drafting, launched.collected.verifying)
+        )
+        return Report(unfinished, rows, draft_ms, verify_ms, burst.tally(launched))
+
+
+def _begun(burst: Burst, sequences: list[Sequence], plan: Plan) -> Launched:
+    """Continue the burst that was started ahead, or launch a new one.
+
+    A burst started ahead runs to its end if its sequences are the only work, and for one round otherwise.
+    """
+    ahead, burst.ahead = burst.ahead, None
+    if ahead is not None:
+        return burst.go_on(ahead, plan, alone=plan.ahead and ahead.sequences == sequences)
+    return burst.launch(sequences, plan, plan.rounds)

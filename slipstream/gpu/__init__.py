@@ -1,0 +1,1 @@
+"""Triton kernels, captured CUDA graphs, batches as lanes, trees as forests."""

@@ -1,0 +1,66 @@
+"""The interface of a policy, and what it reads of drafters and of the device runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from slipstream.policy.report import Report
+from slipstream.policy.trust import Signal
+from slipstream.sequence import Sequence, Work
+from slipstream.tree import TokenTree
+from slipstream.types import Plan
+
+
+class Policy(Protocol):
+    """Decides before the cost is paid: how much each sequence drafts, and how many rounds the device runs."""
+
+    def plan(self, work: Seq[Work], *, waiting: bool) -> dict[Sequence, Plan]:
+        """A plan for all work of the next step. `waiting`: other sequences wait to be admitted."""
+        ...
+
+    def single(self, sequence: Sequence) -> Plan:
+        """The plan of one host step, for a sequence whose planned burst has no room."""
+        ...
+
+    def select(self, tree: TokenTree, plan: Plan) -> TokenTree:
+        """The nodes of a draft that are verified. Sampled trees are cut by depth alone, or refused."""
+        ...
+
+    def observe(self, report: Report) -> None:
+        """Learn from the costs and results of passes."""
+        ...
+
+
+class Drafts(Protocol):
+    """What a policy reads of a drafter."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a host step by the drafter's options."""
+        ...
+
+    @property
+    def is_passive(self) -> bool:
+        """Whether it neither drafts nor observes."""
+        ...
+
+
+class Rounds(Protocol):
+    """What a policy reads of the device runner."""
+
+    def signal(self, sequence: Sequence) -> Signal | None:
+        """What its drafter knows at no cost about whether a draft will pay; None: this drafter always drafts."""
+        ...
+
+    def serves(self, work: Work) -> bool:
+        """Whether rounds support everything that the request asks for."""
+        ...
+
+    def shape(self, drafter: str, count: int) -> Plan | None:
+        """The tree shape of rounds with `count` sequences (empty for a passive drafter); None: it has no rounds."""
+        ...
+
+    def chain_cost(self, shape: Plan, count: int) -> float:
+        """Weights that rounds with such trees read, relative to plain rounds."""
+        ...

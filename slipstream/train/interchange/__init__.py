@@ -1,0 +1,1 @@
+"""Writes drafters in the layouts of other projects."""

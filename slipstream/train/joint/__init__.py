@@ -1,0 +1,1 @@
+"""Joint training: a copy of the target tuned together with a head."""

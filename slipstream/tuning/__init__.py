@@ -1,1 +1,0 @@
-"""Finding out what a method should do for one target: measurements and searches behind `slipstream tune`."""

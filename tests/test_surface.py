@@ -1,0 +1,192 @@
+"""The public surface: names, parameters and defaults that users write down. Whoever changes it changes this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import pytest
+
+import slipstream
+from slipstream import LLM, SamplingParams, errors
+from slipstream.cli import app, corpora
+from slipstream.drafters import drafter_names
+from slipstream.drafters.base import Drafter, DraftOptions
+from slipstream.types import Plan
+from slipstream.verify import make_verifier
+
+
+def parameters(function: Any) -> dict[str, Any]:
+    """Names and defaults; a parameter without a default has `...`."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: ... if p.default is inspect.Parameter.empty else p.default for p in found if p.name != "self"}
+
+
+def public(kind: type) -> set[str]:
+    """The public methods and properties that a class defines itself."""
+    kinds = (property, classmethod, staticmethod)
+    return {
+        name
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
+    }
+
+
+def test_names() -> None:
+    assert slipstream.__all__ == [
+        "LLM",
+        "Completion",
+        "Delta",
+        "Logprob",
+        "Output",
+        "Plan",
+        "RequestMetrics",
+        "SamplingParams",
+        "SlipstreamError",
+        "Stats",
+        "TokenTree",
+        "__version__",
+    ]
+    assert sorted(dir(slipstream)) == sorted(slipstream.__all__)
+    for name in slipstream.__all__:
+        assert getattr(slipstream, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = slipstream.nonsense
+
+
+def test_sampling_params() -> None:
+    assert parameters(SamplingParams) == {
+        "n": 1,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": None,
+        "seed": None,
+        "max_tokens": None,
+        "min_tokens": 0,
+        "stop": None,
+        "stop_token_ids": None,
+        "ignore_eos": False,
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "bad_words": None,
+        "allowed_token_ids": None,
+        "include_stop_str_in_output": False,
+        "skip_special_tokens": True,
+        "detokenize": True,
+        "speculate": None,
+    }
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().n = 2  # type: ignore[misc]
+
+
+def test_llm() -> None:
+    assert parameters(LLM) == {
+        "model": "smollm2-135m",
+        "speculate": "suffix",
+        "speculative_config": None,
+        "drafters": (),
+        "verifier": "match",
+        "dtype": "auto",
+        "device": "auto",
+        "quantize": "auto",
+        "exact": False,
+        "max_model_len": None,
+        "max_num_seqs": 64,
+        "cache_tokens": None,
+        "tokenizer": None,
+        "revision": None,
+        "seed": None,
+        "gpu_memory_utilization": None,
+        "others": ...,
+    }
+    assert {name: parameters(getattr(LLM, name)) for name in ("generate", "chat", "stream", "answers", "use")} == {
+        "generate": {"prompts": ..., "sampling_params": None, "use_tqdm": False},
+        "chat": {
+            "messages": ...,
+            "sampling_params": None,
+            "add_generation_prompt": True,
+            "continue_final_message": False,
+            "tools": None,
+            "chat_template_kwargs": None,
+            "use_tqdm": False,
+        },
+        "stream": {"prompt": ..., "sampling_params": None, "trace": False},
+        "answers": {"requests": ..., "at_once": ..., "text": False},
+        "use": {"speculate": ...},
+    }
+    asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
+    reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
+    assert public(LLM) == asking | reading | {"quantize", "burst", "sequences"}
+
+
+def test_drafters() -> None:
+    assert public(Drafter) == {
+        "resolve_class",
+        "usual",
+        "rename",
+        "plan",
+        "is_passive",
+        "origins",
+        "samples",
+        "signal",
+        "attach",
+        "scratch_rows",
+        "propose",
+        "observe",
+        "depart",
+        "rollback",
+        "device_draft",
+        "close",
+    }
+    assert Drafter.__abstractmethods__ == {"propose"}
+    assert parameters(Drafter.__init__) == {"options": ..., "target": ...}
+    assert parameters(DraftOptions) == {"depth": 8, "nodes": 16, "branch": 2, "min_confidence": 0.0}
+    assert parameters(Plan) == {
+        "depth": 0, "nodes": 0, "branch": 1, "min_confidence": 0.0, "rounds": 0, "ahead": False,
+    }  # fmt: skip
+    assert set(drafter_names()) >= {  # and those of other packages that are installed
+        "none", "ngram", "suffix", "lookahead", "draft_model", "foreign_draft", "early_exit", "layer_skip", "kangaroo",
+        "eagle3", "medusa", "mtp", "parallel", "merge", "cascade",
+    }  # fmt: skip
+
+
+def test_verifiers() -> None:
+    lossless = {"match", "rejection", "block", "traversal"}
+    assert all(not make_verifier(name).lossy for name in lossless)
+    assert make_verifier("typical").lossy
+    with pytest.raises(errors.OptionError) as refused:
+        make_verifier("nonsense")
+    assert str(refused.value).endswith("valid: block, match, rejection, traversal, typical)")
+
+
+def test_command_line_verbs() -> None:
+    verbs = [command.name for command in app.registered_commands]
+    assert verbs == [
+        "demo", "run", "chat", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
+    ]  # fmt: skip
+    assert [group.name for group in app.registered_groups] == ["corpus"]
+    assert [command.name for command in corpora.registered_commands] == ["build"]
+
+
+def test_exceptions() -> None:
+    """Which exception is a kind of which."""
+    found = {
+        name: tuple(base.__name__ for base in kind.__bases__)
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and kind.__module__ == errors.__name__
+    }
+    model_errors = {"ModelNotFound", "CorruptFile", "HashMismatch", "UnsupportedModel", "ShapeMismatch"}
+    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "WriterFailed"}
+    assert found == {
+        "SlipstreamError": ("Exception",),
+        "OptionError": ("SlipstreamError", "ValueError"),
+        "PromptError": ("OptionError",),
+        **dict.fromkeys(model_errors | {"NotEnoughMemory"}, ("ModelError",)),
+        **dict.fromkeys(others, ("SlipstreamError",)),
+    }
