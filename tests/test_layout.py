@@ -24,8 +24,9 @@ ROOMS = [
     ["models"],
     ["drafters"],
     ["engine"],
-    ["progress_bar", "llm"],
+    ["progress_bar", "llm", "async_llm"],
     ["bench", "train"],
+    ["server"],
     ["commands"],
     ["cli", "__main__"],
 ]
