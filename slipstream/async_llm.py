@@ -37,7 +37,7 @@ class AsyncLLM(EngineClient):
     ) -> None:
         room = None if max_queue is None else checks.integer("max_queue", max_queue, 0)
         super().__init__(model, **options)
-        self._limit = None if room is None else room + self._core.config.max_num_seqs
+        self._limit = None if room is None else room + self.max_num_seqs
         self._posts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Post] = weakref.WeakKeyDictionary()
 
     def generate(
@@ -106,6 +106,11 @@ class AsyncLLM(EngineClient):
         if post is None:
             post = self._posts[loop] = _Post(loop)
         return AsyncStream(request, self._loop, post, streams, self._limit)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at once; the others wait."""
+        return self._core.config.max_num_seqs
 
     # -- for dashboards -----------------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ def test_async_llm() -> None:
         "request": {"prompt": ..., "params": ..., **per_request},
         "submit": {"request": ..., "streams": True},
     }
-    assert public(AsyncLLM) == {"generate", "chat", "request", "submit", "status", "under_way", "alive"}
+    assert public(AsyncLLM) == {"generate", "chat", "request", "submit", "status", "under_way", "alive", "max_num_seqs"}
     assert issubclass(AsyncLLM, EngineClient)
 
 
@@ -192,7 +192,7 @@ def test_verifiers() -> None:
 def test_command_line_verbs() -> None:
     verbs = [command.name for command in app.registered_commands]
     assert verbs == [
-        "demo", "run", "chat", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
+        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
     ]  # fmt: skip
     assert [group.name for group in app.registered_groups] == ["corpus"]
     assert [command.name for command in corpora.registered_commands] == ["build"]

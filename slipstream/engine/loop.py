@@ -269,12 +269,13 @@ class EngineLoop:
         self._expire()
         engine = self._loaded.engine
         done = engine.step()
-        self._board.stepped(engine)
         for progress in done:
             entry = self._by_sequence.get(progress.sequence)
             if entry is not None and entry.streams and progress.new_tokens:
                 self._outgoing[entry.outbox].append(Message(entry.ticket, delta=_delta(progress)))
-        for sequence in engine.departed():
+        departed = engine.departed()
+        self._board.stepped(len(engine.scheduler.running) + len(departed))
+        for sequence in departed:
             if engine.failure is None or sequence.error is None:
                 self._ended(sequence)
         if engine.failure is not None:

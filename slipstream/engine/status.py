@@ -40,9 +40,9 @@ class StatusBoard:
     def __init__(self) -> None:
         self._past = EngineStatus()
 
-    def stepped(self, engine: Engine) -> None:
-        """Count a step."""
-        self._past.batches[len(engine.scheduler.running)] += 1
+    def stepped(self, sequences: int) -> None:
+        """Count a step in which so many sequences ran."""
+        self._past.batches[sequences] += 1
 
     def left(self, sequence: Sequence) -> None:
         """Count a sequence that ended, for whatever reason."""

@@ -158,7 +158,7 @@ def test_refusals_come_before_the_first_delta(llm: AsyncLLM) -> None:
             llm.generate([97], HOW)
         with pytest.raises(OptionError, match="priority"):
             llm.generate([1], HOW, priority=0.5)  # type: ignore[arg-type]
-        with pytest.raises(OptionError, match="not loaded|drafter that is loaded"):
+        with pytest.raises(OptionError, match="drafter that is loaded"):
             llm.generate([1], SamplingParams(speculate="lookahead"))
         streams = [llm.generate([1, 2], LONG) for _ in range(116)]
         with pytest.raises(QueueFull):
