@@ -74,7 +74,8 @@ def test_no_method_is_named_outside_the_drafters() -> None:
         if path.relative_to(PACKAGE).parts[0] in ("drafters", "bench", "commands", "cli.py"):
             continue
         strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
-        assert not [s for s in strings if s in methods], path
+        field = {"suffix"} if path.parent.name == "wire" else set()  # of OpenAI's completions
+        assert not [s for s in strings if s in methods - field], path
 
 
 def test_drafters_call_each_other_by_public_names() -> None:
