@@ -192,7 +192,8 @@ def test_verifiers() -> None:
 def test_command_line_verbs() -> None:
     verbs = [command.name for command in app.registered_commands]
     assert verbs == [
-        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
+        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "synth", "train", "import", "export",
+        "env",
     ]  # fmt: skip
     assert [group.name for group in app.registered_groups] == ["corpus"]
     assert [command.name for command in corpora.registered_commands] == ["build"]
