@@ -29,6 +29,8 @@ class Request:
     bad_words: BadWords | None = None  # those of the parameters, as token ids
     with_text: bool = True  # whether its tokens are decoded to text
     trace: bool = False  # whether its deltas carry the verified trees
+    priority: int = 0  # lower runs earlier
+    deadline: float | None = None  # by `time.perf_counter`: it ends with an error if it still runs then
 
 
 @dataclass(eq=False)  # compared by identity
@@ -55,6 +57,7 @@ class Sequence:
     text: str = ""
     text_shown: int = 0  # characters that were streamed
     logprobs: list[Logprobs] = field(default_factory=list)
+    found: int = 0  # tokens of the prompt that were in the cache when it was started
     prompt_logprobs: list[Logprobs | None] | None = None  # of the first choice, for the part of the prompt that was fed
     finish_reason: str | None = None
     error: Exception | None = None  # the error that ended it
@@ -127,6 +130,7 @@ class Sequence:
             stats=self.stats,
             seed=self.request.seed,
             metrics=self.metrics,
+            cached_tokens=self.found,
         )
 
     @property
