@@ -20,10 +20,11 @@ from slipstream.server.guard import Guard
 from slipstream.server.routes.chat import chat_routes
 from slipstream.server.routes.models import model_routes
 from slipstream.server.routes.operations import operation_routes
+from slipstream.server.routes.playground import playground_routes
 from slipstream.server.service import Service
 from slipstream.server.sse import ClientGone, JsonResponse
 
-_ROUTES = (chat_routes, model_routes, operation_routes)
+_ROUTES = (chat_routes, model_routes, operation_routes, playground_routes)
 
 
 def make_app(service: Service) -> FastAPI:

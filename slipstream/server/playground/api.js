@@ -39,14 +39,6 @@ export async function servedModel() {
   return (await (await call("/v1/models")).json()).data[0];
 }
 
-export async function healthy() {
-  try {
-    return (await fetch("/health", { cache: "no-store" })).ok;
-  } catch {
-    return false;
-  }
-}
-
 /** Nodes of a tree, at most, where nobody sets a limit. */
 export const ALL_NODES = 64;
 

@@ -1,6 +1,6 @@
 // The page: what is typed, what is sent, what is shown.
 
-import { chatBody, chatChunks, hasKey, healthy, servedModel, ServerError, useKey } from "./api.js";
+import { chatBody, chatChunks, hasKey, servedModel, ServerError, useKey } from "./api.js";
 import { settleColours } from "./colours.js";
 import { EXAMPLES } from "./examples.js";
 import { paced } from "./pace.js";
@@ -40,19 +40,20 @@ function settings() {
 
 function showSettings() {
   const { drafter, nodes, temperature, length } = settings();
-  $("nodes").disabled = drafter === "none" || !state.model?.limits;
+  $("nodes").disabled = drafter === "none" || !state.limits; // only `auto` takes limits
   $("nodes-value").value = $("nodes").disabled ? "" : `up to ${nodes}`;
   $("temperature-value").value = temperature === 0 ? "greedy" : temperature.toFixed(2);
   $("length-value").value = length;
 }
 
 function fillDrafters(model) {
-  const names = model.drafters ?? [];
-  const others = names.filter((name) => name !== model.speculate && name !== "none");
-  const options = [["", model.speculate ? `${model.speculate} (default)` : "server's default"]];
-  options.push(...others.map((name) => [name, name]), ["none", "none: plain decoding"]);
+  const [usual, ...others] = model.drafters;
+  const options = [["", usual === "none" ? "none (default)" : `${usual} (default)`]];
+  options.push(...others.filter((name) => name !== "none").map((name) => [name, name]));
+  if (usual !== "none") options.push(["none", "none: plain decoding"]);
   $("drafter").replaceChildren(...options.map(([value, text]) => new Option(text, value)));
-  settleColours(names.flatMap((name) => name.split("+")).map((name) => name.split(":")[0]));
+  const parts = model.drafters.flatMap((name) => name.split("+")).map((name) => name.split(":")[0]);
+  settleColours(parts.filter((name) => name !== "none" && name !== "auto"));
 }
 
 // -- the server, there or not -----------------------------------------------------------------------------------------
@@ -60,23 +61,25 @@ function fillDrafters(model) {
 async function connect() {
   try {
     state.model = await servedModel();
+    state.limits = state.model.drafters.some((name) => name.split(":")[0] === "auto");
     $("model").textContent = state.model.id;
     fillDrafters(state.model);
     showSettings();
     here(true);
   } catch (error) {
     if (error instanceof ServerError && error.status === 401) askKey("This server needs an API key.");
-    else here(false);
+    else here(false, error instanceof ServerError ? `${error.message}.` : undefined);
   }
 }
 
-function here(isHere) {
+/** Whether the server answers; if not, it is asked again and again. */
+function here(isHere, reason = "The server does not answer.") {
   $("dot").classList.toggle("on", isHere);
   $("away").hidden = isHere;
-  if (isHere) return;
-  $("away").textContent = "The server does not answer. This page goes on as soon as it is back.";
   clearTimeout(state.retry);
-  state.retry = setTimeout(async () => ((await healthy()) ? connect() : here(false)), 1000);
+  if (isHere) return;
+  $("away").textContent = `${reason[0].toUpperCase()}${reason.slice(1)} This page goes on as soon as it does.`;
+  state.retry = setTimeout(connect, 1000);
 }
 
 function askKey(message) {

@@ -90,7 +90,7 @@ function stepsOf(choice, text, thoughtLength) {
     let end = next + 1;
     if (tree) end = next + tree.accepted.length + 1;
     else while (end < tokens.length && tokens[end - 1].origin !== null) end++;
-    steps.push({ tokens: tokens.slice(next, end), tree, decision: choice.decision ?? null });
+    steps.push({ tokens: tokens.slice(next, end), tree, decision: tree?.decision ?? choice.decision ?? null });
     next = end;
   }
   spread(text, tokens, knownTexts(steps));
