@@ -51,7 +51,8 @@ function fillDrafters(model) {
   const options = [["", usual === "none" ? "none (default)" : `${usual} (default)`]];
   options.push(...others.filter((name) => name !== "none").map((name) => [name, name]));
   if (usual !== "none") options.push(["none", "none: plain decoding"]);
-  $("drafter").replaceChildren(...options.map(([value, text]) => new Option(text, value)));
+  const chosen = $("drafter").value;
+  $("drafter").replaceChildren(...options.map(([value, text]) => new Option(text, value, false, value === chosen)));
   const parts = model.drafters.flatMap((name) => name.split("+")).map((name) => name.split(":")[0]);
   settleColours(parts.filter((name) => name !== "none" && name !== "auto"));
 }
@@ -78,7 +79,7 @@ function here(isHere, reason = "The server does not answer.") {
   $("away").hidden = isHere;
   clearTimeout(state.retry);
   if (isHere) return;
-  $("away").textContent = `${reason[0].toUpperCase()}${reason.slice(1)} This page goes on as soon as it does.`;
+  $("away").textContent = `${reason[0].toUpperCase()}${reason.slice(1)} Trying again.`;
   state.retry = setTimeout(connect, 1000);
 }
 
@@ -178,6 +179,7 @@ function failed(error, box) {
   line.append(" ", again);
   if (reported && error.status === 401) askKey("The API key was refused.");
   if (!reported) here(false);
+  if (reported && error.status === 503) here(false, `${error.message}.`);
 }
 
 /** The panel follows an answer that runs. */

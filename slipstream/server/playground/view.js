@@ -46,6 +46,7 @@ export class AnswerView {
       span.classList.add("token");
       span.classList.toggle("thought", token.thought);
       span.classList.toggle("blank", token.text.trim() === "");
+      span.classList.toggle("break", /^\s*\n\s*$/.test(token.text)); // can be pointed at, too
       span.classList.toggle("code", code || fence.code || fence.line.startsWith("```"));
       if (token.origin !== null) {
         span.dataset.origin = token.origin;
