@@ -129,6 +129,11 @@ class EngineClient:
         return self._core.drafter
 
     @property
+    def drafters(self) -> list[str]:
+        """What requests may name as `speculate`, the default first."""
+        return self._core.names
+
+    @property
     def target(self) -> TargetView:
         """The drafters' view of the model."""
         return self._core.target

@@ -125,7 +125,8 @@ def test_llm() -> None:
     }
     asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
     reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
-    assert public(LLM, EngineClient) == asking | reading | {"quantize", "burst", "sequences", "chat_prompts"}
+    more = {"quantize", "burst", "sequences", "chat_prompts", "drafters"}
+    assert public(LLM, EngineClient) == asking | reading | more
 
 
 def test_async_llm() -> None:

@@ -115,6 +115,11 @@ class EngineCore:
         return self.engine.drafters[self.default]
 
     @property
+    def names(self) -> list[str]:
+        """The drafters that requests may name, the default first."""
+        return list(dict.fromkeys([self.default, *self.engine.drafters]))
+
+    @property
     def burst(self) -> Burst | None:
         """The bursts of the default drafter, if a device runs rounds and the drafter supports them."""
         return None if self.engine.device is None else self.engine.device.burst(self.default)

@@ -21,13 +21,21 @@ from slipstream.server.routes.chat import chat_routes
 from slipstream.server.routes.completions import completion_routes
 from slipstream.server.routes.models import model_routes
 from slipstream.server.routes.operations import operation_routes
-from slipstream.server.routes.playground import mount_playground
+from slipstream.server.routes.playground import playground_routes
 from slipstream.server.routes.responses import response_routes
 from slipstream.server.routes.tokens import token_routes
 from slipstream.server.service import Service
 from slipstream.server.sse import ClientGone, JsonResponse
 
-_ROUTES = (chat_routes, completion_routes, response_routes, model_routes, token_routes, operation_routes)
+_ROUTES = (
+    chat_routes,
+    completion_routes,
+    response_routes,
+    model_routes,
+    token_routes,
+    operation_routes,
+    playground_routes,
+)
 
 
 def make_app(service: Service) -> FastAPI:
@@ -58,8 +66,6 @@ def make_app(service: Service) -> FastAPI:
     )
     for routes in _ROUTES:
         app.include_router(routes(service))
-    if service.config.playground:
-        mount_playground(app)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _gone)

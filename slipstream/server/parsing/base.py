@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,9 @@ class ParserRequest:
 class OutputParser(Protocol):
     """Splits the text of one choice as it arrives."""
 
-    needs_special_tokens: ClassVar[bool]  # whether markers are special tokens, which decoding otherwise leaves out
+    @property
+    def needs_special_tokens(self) -> bool:
+        """Whether its markers are special tokens, which decoding otherwise leaves out of the text."""
 
     def push(self, text: str) -> Parsed:
         """The parts that this text completes."""
@@ -63,7 +65,7 @@ ParserFactory = Callable[[ParserRequest], OutputParser]
 class PassThrough:
     """All text is content."""
 
-    needs_special_tokens: ClassVar[bool] = False
+    needs_special_tokens = False
     called = False
 
     def __init__(self, request: ParserRequest) -> None:

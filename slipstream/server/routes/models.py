@@ -24,6 +24,7 @@ def model_routes(service: Service) -> APIRouter:
             "root": service.config.model,
             "parent": None,
             "max_model_len": service.llm.max_model_len,
+            "drafters": service.llm.drafters,
         }
 
     @router.get("/v1/models", summary="The served model, under each of its names")
