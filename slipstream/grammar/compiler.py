@@ -81,8 +81,9 @@ class Grammars:
         # The defaults stop grammars that explode; a step of such a one may take 20 ms.
         limits = LLParserLimits(step_lexer_fuel=100_000, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # finds a grammar that has no text at all
+        if not matcher.is_error():  # the first step finds a grammar that has no text, and most of those that explode
+            matcher.compute_ff_tokens()
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise _Unsound(_one_line(matcher.get_error()))
         return matcher

@@ -60,18 +60,14 @@ class Constraint:
 
     def forbidden(self, path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
         """Which tokens may not follow `path`, [vocab]; None if the path itself is outside the grammar."""
-        if not self._move(path):
-            return None
-        ends = list(self._ends)
-        if self._ended(path):
-            forbidden = np.ones(self._vocab_size, dtype=np.bool_)
-            forbidden[ends] = False
-            return forbidden
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        forbidden = np.unpackbits(~bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        forbidden[ends] = not self._matcher.is_accepting()
-        return forbidden
+        return ~self._allowed(path) if self._move(path) else None
+
+    def few(self, path: Sequence[int], most: int) -> list[int]:
+        """The tokens that may follow `path` if there are `most` of them or fewer; else none. Nothing follows an end."""
+        if not self._move(path) or self._ended(path):
+            return []
+        allowed = self._allowed(path)
+        return np.flatnonzero(allowed).tolist() if np.count_nonzero(allowed) <= most else []
 
     def forced(self, path: Sequence[int]) -> list[int]:
         """Tokens that must follow `path`, each the only one allowed at its place; empty where there is a choice."""
@@ -80,18 +76,6 @@ class Constraint:
         forced = self._matcher.compute_ff_tokens()
         self._check()
         return forced
-
-    def few(self, path: Sequence[int], most: int) -> list[int]:
-        """The tokens that may follow `path` if there are `most` of them or fewer; else none. An end is not followed."""
-        if not self._move(path) or self._ended(path):
-            return []
-        mask = self._matcher.compute_bitmask()
-        self._check()
-        if int.from_bytes(mask, "little").bit_count() > most:
-            return []
-        bytes_set = np.flatnonzero(np.frombuffer(mask, dtype=np.uint8)).tolist()
-        found = {8 * byte + bit for byte in bytes_set for bit in range(8) if mask[byte] >> bit & 1} - self._ends
-        return sorted(found | self._ends if self._matcher.is_accepting() else found)
 
     def pruned(self, tree: TokenTree) -> TokenTree:
         """The nodes that the grammar allows. Sampled nodes all stay: dropping one by its token would bias the output;
@@ -109,6 +93,19 @@ class Constraint:
                 kept.append(node)
                 stack += below[node][::-1]
         return tree if len(kept) == len(tree) else tree.keeping(sorted(kept))
+
+    def _allowed(self, path: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """The mask after `path`, to which the matcher has moved."""
+        if self._ended(path):
+            allowed = np.zeros(self._vocab_size, dtype=np.bool_)
+            complete = True
+        else:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+            complete = self._matcher.is_accepting()
+            self._check()
+        allowed[list(self._ends)] = complete
+        return allowed
 
     # -- the matcher --------------------------------------------------------------------------------------------------
 

@@ -22,15 +22,15 @@ class Vocabulary:
     Forced bytes are written in the tokens that `encode` would use. Special tokens are never text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int]) -> None:
         if tokenizer.decoding.style is Style.OTHER:
             raise OptionError(
                 "structured_outputs need a tokenizer whose tokens are bytes of the text",
                 hint="byte-level and SentencePiece tokenizers are",
             )
         self._tokenizer = tokenizer
-        self.tokens = [tokenizer.piece(token) for token in range(len(tokenizer))]
-        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.tokens = [tokenizer.piece(token) for token in range(vocab_size)]  # rows without an entry have no bytes
+        self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < vocab_size)
         self.eos_token_id = min(end_ids)
         self.bos_token_id = tokenizer.bos_id
         special = tokenizer.special_ids
@@ -44,8 +44,9 @@ class Vocabulary:
 
     def _spell(self, whole: bytes) -> list[int]:
         found = self._encoded(whole.decode("utf-8", "replace"))
-        exact = b"".join(self.tokens[token] for token in found) == whole
-        return found if exact and not self._tokenizer.special_ids.intersection(found) else self._greedy(whole)
+        text = all(token < len(self.tokens) and token not in self._tokenizer.special_ids for token in found)
+        exact = text and b"".join(self.tokens[token] for token in found) == whole
+        return found if exact else self._greedy(whole)
 
     def _encoded(self, text: str) -> list[int]:
         """The tokens of a text that continues another."""
@@ -78,4 +79,4 @@ def load_vocabulary(tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int
             "structured_outputs need llguidance", hint="pip install 'slipstream[serve]', or llguidance itself"
         ) from None
     ends = sorted(end_ids)
-    return LLTokenizer(TokenizerWrapper(Vocabulary(tokenizer, ends)), n_vocab=vocab_size, eos_token=ends)
+    return LLTokenizer(TokenizerWrapper(Vocabulary(tokenizer, vocab_size, ends)), n_vocab=vocab_size, eos_token=ends)
