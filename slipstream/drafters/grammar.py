@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
 from slipstream.grammar import Constraint
+from slipstream.policy.trust import Signal
+from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
@@ -37,6 +39,9 @@ class GrammarDrafter(Drafter[GrammarOptions]):
     cost = "a few microseconds per node"
     needs = "requests with structured_outputs"
     options_type = GrammarOptions
+
+    def signal(self, sequence: Sequence) -> Signal | None:
+        return None if sequence.constraint is not None else Signal(matched=0, least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]

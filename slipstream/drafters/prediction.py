@@ -12,13 +12,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
+from slipstream.policy.trust import Signal
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 
 _LONGEST_MATCH = 16  # tokens: longer matches are all the same
+_SURE = 4  # tokens that agree leave no doubt
 _MOST_PLACES = 256  # occurrences of a token that are looked at
 _KEPT = 0.97  # probability that the next token follows the prediction too, well inside an unchanged part
-_RESUMED = (0.4, 0.3)  # of having been replaced, of having been inserted
+_RESUMED = (0.6, 0.45)  # confidence after one token that differs: it replaced the predicted one, it was inserted
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class PredictionOptions(DraftOptions):
     """
 
     depth: int = 16
-    nodes: int = 24
-    branch: int = 3
+    nodes: int = 16
+    branch: int = 2
     min_match: int = 1
 
     def __post_init__(self) -> None:
@@ -101,6 +103,9 @@ class PredictionDrafter(Drafter[PredictionOptions]):
     needs = "requests with a prediction"
     options_type = PredictionOptions
 
+    def signal(self, sequence: Sequence) -> Signal | None:
+        return None if sequence.request.prediction else Signal(matched=0, least=1)
+
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]
 
@@ -132,11 +137,12 @@ class PredictionDrafter(Drafter[PredictionOptions]):
 
     def _places(self, state: _State, here: _Place, last: Seq[int]) -> list[tuple[int, float]]:
         """Places that may come next and their probabilities, the likeliest first."""
-        if here.lost == 0:
-            return [(here.next, 1.0 - 0.5 ** min(2 + here.run, _LONGEST_MATCH))]
-        found = [match for match in state.matches(last, here.next) if match[0] >= self.options.min_match]
-        places = {place: 1.0 - 0.5 ** min(length, 4) for length, place in found[: self.options.branch]}
+        places = {here.next: 1.0 - 0.5 ** min(2 + here.run, _LONGEST_MATCH)} if here.lost == 0 else {}
+        if here.lost or here.run < _SURE:
+            found = [match for match in state.matches(last, here.next) if match[0] >= self.options.min_match]
+            for length, place in found[: self.options.branch]:
+                places.setdefault(place, 1.0 - 0.5 ** min(length, _SURE))
         if here.lost == 1:
-            for skipped, confidence in zip((here.next + 1, here.next), _RESUMED, strict=True):
-                places.setdefault(skipped, confidence)
+            for resumed, confidence in zip((here.next + 1, here.next), _RESUMED, strict=True):
+                places.setdefault(resumed, confidence)
         return sorted(places.items(), key=lambda item: -item[1])
