@@ -43,6 +43,12 @@ def layers(shape: Shape) -> Library:
     return library(repr(shape), functools.partial(_layers, shape))
 
 
+@functools.cache
+def noise() -> Library:
+    """For Gumbel noise: `draw`, `perturb`, and variants `..._listed` for tokens whose ids are given."""
+    return library(f"noise {here()!r}", functools.partial(_noise, here()))
+
+
 def here() -> Machine:
     """This machine, for callers that know that it is supported."""
     found = machine()
@@ -106,3 +112,11 @@ def _layers(shape: Shape, module: ir.Module) -> None:
     add_norm(module, "norm", shape.row_lanes)
     add_rotate(module, "rotate", shape)
     add_attention(module, "attend", shape)
+
+
+def _noise(machine: Machine, module: ir.Module) -> None:
+    from slipstream.native.gumbel import add_draw, add_perturb
+
+    for twin, listed in (("", False), ("_listed", True)):
+        add_draw(module, f"draw{twin}", machine.lanes, listed=listed)
+        add_perturb(module, f"perturb{twin}", machine.lanes, listed=listed)
