@@ -275,13 +275,13 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
         rows = []
-        for growth, (logits, gates) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
+        for growth, (logits, gates) in zip(growths, catch_up(self.key, growths, self._blocks), strict=True):
             assert isinstance(growth, BlockGrowth)
             growth.logits, growth.gates = logits, gates
             rows.append(logits[:1])
         return rows
 
-    def _known(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _blocks(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """A pass over known tokens and the blocks after them: logits and gates of the rows that request them."""
         hidden, counts = self._read(segments), wanted(segments)
         return zip(self.judged(hidden).split(counts), self.gates(hidden).split(counts), strict=True)

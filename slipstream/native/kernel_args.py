@@ -43,6 +43,12 @@ class Pack:
     ROWS, X, X_STRIDE, INPUTS, WEIGHT, SCALES, WORDS = range(7)
 
 
+class Unpack:
+    """Rows IDS (int64) of a packed WEIGHT, with SCALES, to OUT [rows, INPUTS]."""
+
+    ROWS, IDS, INPUTS, WEIGHT, SCALES, OUT, WORDS = range(7)
+
+
 class Norm:
     """FLOOR: the address of what is added to the squared length. WEIGHT multiplies the normalised row."""
 

@@ -26,7 +26,7 @@ def products() -> Library:
 
 @functools.cache
 def int8() -> Library:
-    """For 8-bit weights: `pack`, `digit_product`, and `cut`, with a variant `cut_normed` that norms first."""
+    """For 8-bit weights: `pack`, `unpack`, `digit_product`, and `cut`, with a variant `cut_normed` that norms first."""
     amx = has_amx()
     return library(f"int8 {here()!r} {amx}", functools.partial(_int8, here(), amx))
 
@@ -82,9 +82,10 @@ def _products(machine: Machine, module: ir.Module) -> None:
 def _int8(machine: Machine, amx: bool, module: ir.Module) -> None:
     from slipstream.native.gemm.amx import add_choice
     from slipstream.native.gemm.int8_gemm import add_product, add_quantize
-    from slipstream.native.gemm.packing import add_pack
+    from slipstream.native.gemm.packing import add_pack, add_unpack
 
     add_pack(module, "pack")
+    add_unpack(module, "unpack")
     for twin, ending in _endings():
         name = f"digit_product{twin}"
         if amx:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream.native import kernels
-from slipstream.native.call import Call
+from slipstream.native.call import Call, address_of
 from slipstream.native.kernel_args import Draw, Norm, Perturb, Top
 
 
@@ -35,7 +35,7 @@ class RMSNorms:
         for place, part in zip(self._call.arguments, parts, strict=True):
             words[place + Norm.X], words[place + Norm.X_STRIDE] = part.data_ptr(), part.stride(0)
             words[place + Norm.OUT] += address
-        kernels.products().run(words.ctypes.data)
+        kernels.products().run(address_of(words))
         return out
 
 
@@ -46,10 +46,10 @@ def top_probabilities(logits: torch.Tensor, count: int) -> tuple[npt.NDArray[np.
     call = _top()
     words, (place,) = call.of(rows), call.arguments
     words[place + Top.X :] = (
-        *(logits.data_ptr(), logits.stride(0), width, count, values.ctypes.data, ids.ctypes.data),
+        *(logits.data_ptr(), logits.stride(0), width, count, address_of(values), address_of(ids)),
         rows,
     )
-    kernels.products().run(words.ctypes.data)
+    kernels.products().run(address_of(words))
     return ids, values
 
 
@@ -71,7 +71,7 @@ def drawn(logits: torch.Tensor, temperature: float, key: int, ids: torch.Tensor 
         *(logits.data_ptr(), len(logits), address),
         *(_bits(temperature), _signed(key)),
     )
-    kernels.noise().run(words.ctypes.data, alone=True)
+    kernels.noise().run(address_of(words), alone=True)
     index = int(words[place + Draw.RESULT])
     return index if index >= 0 else None
 
@@ -94,9 +94,9 @@ def perturbed(
     words, (place,) = call.of(rows), call.arguments
     words[place + Perturb.X : place + Perturb.WORDS] = (
         *(logits.data_ptr(), logits.stride(0), width, 0 if ids is None else ids.data_ptr()),
-        *(_bits(temperature), row_keys.ctypes.data, scores.data_ptr()),
+        *(_bits(temperature), address_of(row_keys), scores.data_ptr()),
     )
-    kernels.noise().run(words.ctypes.data)
+    kernels.noise().run(address_of(words))
     return scores
 
 

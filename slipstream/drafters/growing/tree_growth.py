@@ -64,6 +64,7 @@ class Growth:
     leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
     # The model's hidden states at the fed nodes, one row each in slot order, if anything reads them later.
     hidden: list[torch.Tensor] = field(default_factory=list)
+    likeliest: Candidates | None = None  # children of the nodes fed last, if the pass chose them
     logits: torch.Tensor | None = None  # [levels, vocab], if the drafter has those of all levels at once
 
     def extends_to(self, tree: TokenTree) -> bool:

@@ -118,6 +118,8 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return wide.index_copy_(1, self.vocab, logits)
 
     def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
+        if growth.likeliest is not None:
+            return [children[: growth.plan.branch] for children in growth.likeliest]
         if growth.sequence.params.adjusts:
             return super()._candidates(growth, logits, parents)
         paths, noisy = [growth.tree.path_tokens(node) for node in parents], not self.target.reads_draws
