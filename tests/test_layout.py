@@ -16,11 +16,11 @@ PACKAGE = Path(slipstream.__file__).parent
 # A room imports only from rows above its own (and from its own row).
 ROOMS = [
     ["errors", "folders", "checks", "params", "types"],
-    ["text"],
-    ["draw", "tree_check", "tree", "noise", "sampling", "verify"],
+    ["text", "native"],
+    ["draw", "tree_check", "tree", "noise", "gumbel_max", "sampling", "verify"],
     ["cache", "sequence"],
     ["policy", "inputs"],
-    ["gpu", "attention", "native"],
+    ["gpu", "attention"],
     ["models"],
     ["drafters"],
     ["engine"],

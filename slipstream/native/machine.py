@@ -12,7 +12,7 @@ import torch  # loads the OpenMP library whose threads the kernels use
 
 from slipstream.native.matrix_unit import matrix_unit_works
 
-TEAM = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield")
+CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield", "log")  # by the kernels
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def machine() -> Machine | None:
         loaded = ctypes.CDLL(None)  # everything this process has loaded; not available on some systems
     except (OSError, TypeError):
         return None
-    if not all(hasattr(loaded, name) for name in TEAM):
+    if not all(hasattr(loaded, name) for name in CALLED):
         return None
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
