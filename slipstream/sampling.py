@@ -253,13 +253,6 @@ class Sampler:
         """The common prefix of the keys of all its choices."""
         return noise.key(self.seed, self.choice)
 
-    @cached_property
-    def simple(self) -> bool:
-        """Whether a choice needs only the logits, the temperature and the noise: see `gpu/device_sampling.py`."""
-        params = self.params
-        cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-        return not params.adjusts and (params.greedy or not cut)
-
     @property
     def position(self) -> int:
         """Absolute position of the token after the root."""
