@@ -69,10 +69,11 @@ class BadWords:
     """Forbidden token sequences. There may be thousands: each length costs one look-up."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        self.words = [tuple(word) for word in words]
         self._last: dict[
             int, dict[tuple[int, ...], list[int]]
         ] = {}  # length of the prefix -> prefix -> forbidden next tokens
-        for *before, last in words:
+        for *before, last in self.words:
             self._last.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
 
     def completing(self, output: Sequence[int], path: Sequence[int]) -> list[int]:
@@ -106,12 +107,13 @@ class Sampler:
         self.choice = choice
         self._prompt = prompt_ids
         self._output = output_ids
-        self._masked_ids = torch.tensor(sorted({*end_ids, *(params.stop_token_ids or ())}), dtype=torch.int64)
+        self.masked_ids = sorted({*end_ids, *(params.stop_token_ids or ())})  # before `min_tokens`
+        self._masked_ids = torch.tensor(self.masked_ids, dtype=torch.int64)
         self._bias_ids = torch.tensor(list(params.bias), dtype=torch.int64)
         self._bias = torch.tensor(list(params.bias.values()), dtype=torch.float32)
         allowed = params.allowed_token_ids
         self._allowed_ids = None if allowed is None else torch.tensor(sorted(set(allowed)), dtype=torch.int64)
-        self._bad_words = bad_words
+        self.bad_words = bad_words
         self._prompt_unique: torch.Tensor | None = None
 
     # -- from a row of logits to the tokens that may be chosen --------------------------------------------------------
@@ -130,7 +132,7 @@ class Sampler:
 
     def _changed(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         params = self.params
-        bad = self._bad_words.completing(self._output, path) if self._bad_words is not None else []
+        bad = self.bad_words.completing(self._output, path) if self.bad_words is not None else []
         short = len(self._output) + len(path) < params.min_tokens and len(self._masked_ids) > 0
         if not (short or bad or params.bias or params.penalised or self._allowed_ids is not None):
             return row
@@ -252,6 +254,11 @@ class Sampler:
     def stem(self) -> int:
         """The common prefix of the keys of all its choices."""
         return noise.key(self.seed, self.choice)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._prompt)
 
     @property
     def position(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu.timing import device_ms
 from slipstream import LLM, SamplingParams
 from slipstream.engine.burst import Burst
+from slipstream.engine.extras import Level
 from slipstream.policy.sizes import TREE_ROUNDS
 from slipstream.sequence import Sequence
 
@@ -75,7 +76,7 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
     with torch.inference_mode():
         plan = replace(burst.shape(len(sequences)), rounds=TREE_ROUNDS)
         burst.reserve(sequences, plan)
-        buffers = burst.filled(sequences, trees=plan.drafts)
+        buffers, *_ = burst.filled(sequences, trees=plan.drafts)
         start = buffers.lanes.slots.clone()
 
         def back() -> None:
@@ -84,7 +85,7 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
 
         draft = None if buffers.loop is None else lambda: burst.draft(buffers, False)
         try:
-            yield Standing(burst, plan.nodes, before, draft, lambda: burst.verify(buffers, False, False), back)
+            yield Standing(burst, plan.nodes, before, draft, lambda: burst.verify(buffers, Level.GREEDY, False), back)
         finally:
             for sequence in sequences:
                 llm.engine.cancel(sequence)

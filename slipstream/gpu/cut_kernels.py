@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The Triton kernel of min-p, top-k and top-p. Importing this file imports triton.
 
-Nothing is sorted. Tokens have an order (by logit, then by id), and each cut leaves a beginning of that order. The choice
-among all tokens is known; if it is within the cuts, it is the choice among what they leave. If not, the choice among
-the tokens before it is next, and so on: with top-p 0.9, nine of ten rows take the first. To know whether a token is
-within the cuts takes the number and the weight of the tokens before it: sums of integers, which have no order.
+Nothing is sorted. Tokens have an order (by logit, then by id), and each cut leaves a beginning of that order. The
+choice among all tokens is known; if it is within the cuts, it is the choice among what they leave. If not, the choice
+among the tokens before it is next, and so on: with top-p 0.9, nine of ten rows take the first. To know whether a token
+is within the cuts takes the number and the weight of the tokens before it: sums of integers, which have no order.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _cut(
             searching = 1 - ((value >= floor) & (rank < top_k) & ((top_p >= 1.0) | (weight < needed))).to(tl.int32)
             if searching > 0:
                 tops = tl.full([BLOCKS], _NONE, tl.float32)
-                for part in range(0, tl.cdiv(vocab, BLOCK)):
+                for part in range(tl.cdiv(vocab, BLOCK)):
                     ids = part * BLOCK + tl.arange(0, BLOCK)
                     scaled = scaled_logits(line, ids, vocab, temperature)
                     within = (ordered(scaled, ids) > own) & (scaled >= floor)

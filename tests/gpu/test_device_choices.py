@@ -84,8 +84,9 @@ def test_trees_are_answered_at_every_node_unless_the_logits_must_be_adjusted() -
 
 
 CUTS = [
-    *({}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 5}, {"top_k": 2000}, {"min_p": 0.1}),
-    *({"top_k": 20, "top_p": 0.8}, {"top_k": 3, "top_p": 0.5, "min_p": 0.05}, {"min_p": 1.0}, {"top_p": 1e-6}),
+    *({}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 5}, {"top_k": 2000}),
+    *({"min_p": 0.1}, {"top_k": 20, "top_p": 0.8}, {"top_k": 3, "top_p": 0.5, "min_p": 0.05}, {"min_p": 1.0}),
+    {"top_p": 1e-6},
     *({"temperature": 0.0, "top_k": 3}, {"temperature": 0.05, "top_p": 0.9}, {"temperature": 3.0, "top_p": 0.7}),
 ]
 
