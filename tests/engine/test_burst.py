@@ -139,8 +139,8 @@ def test_choices_of_one_request_and_requests_that_come_later_join(bursting_llm: 
 @pytest.mark.parametrize(
     "odd",
     [
-        *({"logprobs": 21}, {"bad_words": ["ab" * 5]}, {"bad_words": [f"{a}{b}" for a in "abcde" for b in "abcdefg"]}),
-        {"allowed_token_ids": [20, 21], "bad_words": ["45"]},
+        *({"logprobs": 21}, {"bad_words": ["ab" * 5]}, {"bad_words": [f"{a}{b}" for a in "abcdefghi" for b in "abcdefgh"]}),
+        {"allowed_token_ids": [21], "bad_words": ["45"]},
     ],
 )
 def test_a_sequence_that_needs_the_host_takes_single_steps_and_the_others_short_bursts(

@@ -36,9 +36,9 @@ def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> t
         bursts += 1
         settle(launched, *args)
         lanes, sequences = launched.buffers.lanes, launched.sequences
-        idle = lanes.slots[len(sequences) :]
+        idle = lanes.slots[sorted(set(range(lanes.size)).difference(launched.lanes))]
         assert (idle <= launched.buffers.rounds * (1 + lanes.depth)).all(), "lanes without a sequence run out of pages"
-        for lane, sequence in enumerate(sequences):
+        for lane, sequence in zip(launched.lanes, sequences, strict=True):
             if not sequence.finished:
                 assert lanes.slots[lane] == sequence.cached == len(sequence.tokens) - 1
                 assert lanes.tokens[lane, 0] == sequence.tokens[-1]

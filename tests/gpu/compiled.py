@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.gpu import cut_kernels, sampling_kernels
+from slipstream.gpu import adjust_kernels, cut_kernels, sampling_kernels, score_kernels
 
 ROWS = {"logits": "*bf16", "keys": "*i64", "temperatures": "*fp32"}
 SIZES = {"rows": "i32", "vocab": "i32", "stride": "i32", "blocks": "i32"}
@@ -35,6 +35,36 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, object], int]] = [
         cut_kernels._cut,
         {**ROWS, **CUTS, "chosen": "*i64", **SIZES},
         {"PEAKS": 64, "BLOCK": 4096, "BLOCKS": 32},
+        16,
+    ),
+    (
+        adjust_kernels._adjust,
+        {
+            **{"logits": "*bf16", "scores": "*fp32", "flags": "*i32", "penalties": "*fp32", "bias": "*fp32"},
+            **{"counts": "*i32", "tokens": "*i64", "parents": "*i64"},
+            **dict.fromkeys(("lanes", "each", "vocab", "stride"), "i32"),
+        },
+        {"DEPTH": 16, "BLOCK": 2048},
+        8,
+    ),
+    (
+        adjust_kernels._forbid,
+        {
+            "scores": "*fp32",
+            **dict.fromkeys(("tail", "last", "before", "until", "tokens", "parents", "after"), "*i64"),
+            **dict.fromkeys(("each", "vocab"), "i32"),
+        },
+        {"BEFORE": 7, "ENTRIES": 64},
+        1,
+    ),
+    (
+        score_kernels._score,
+        {
+            "logits": "*bf16",
+            **dict.fromkeys(("rows", "tokens", "wanted"), "*i64"),
+            **{"values": "*fp32", "ids_out": "*i64", "vocab": "i32", "stride": "i32"},
+        },
+        {"WIDTH": 21, "BLOCK": 4096, "BLOCKS": 32},
         16,
     ),
 ]
