@@ -29,6 +29,15 @@ class Plan:
         return self.depth > 0 and self.nodes > 0
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """What a warm-up took."""
+
+    seconds: float = 0.0
+    mib: float = 0.0  # of GPU memory, for graphs and buffers
+    graphs: int = 0  # kinds of rounds
+
+
 @dataclass
 class Stats:
     """Counters of one request (or, added up, of many).

@@ -21,6 +21,7 @@ import torch
 
 from slipstream.attention import LaneTiles
 from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.drafters import Drafter
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import emits_each
@@ -29,7 +30,7 @@ from slipstream.engine.rounds import FIRST_TOKEN, AcceptanceCounter, Collected, 
 from slipstream.engine.seats import LanePosition, Seats
 from slipstream.gpu import forest
 from slipstream.gpu.device_sampling import choose_rows
-from slipstream.gpu.graphs import Graphs, bucket
+from slipstream.gpu.graphs import Graphs, bucket, sizes
 from slipstream.gpu.lanes import Lanes
 from slipstream.models.decoder import Decoder
 from slipstream.policy import Progress, Round, Tally
@@ -235,7 +236,7 @@ class Burst:
         Sequences that go on where the last burst has left them keep their lanes: only page tables change. A lane whose
         sequence has ended takes another.
         """
-        buffers, config = self._made(len(sequences), trees=trees), self._model.config
+        buffers = self._made(len(sequences), trees=trees)
         size, spare = buffers.lanes.size, self._sizes.get(trees, (0, 0))[1]
         self._sizes[trees] = size, spare + 1 if size > bucket(len(sequences)) else 0
         lanes, fresh = buffers.seats.take(_positions(buffers, sequences))
@@ -246,9 +247,7 @@ class Burst:
                 buffers.loop.fill(joining)
         buffers.lanes.set_pages(dict(zip(lanes, sequences, strict=True)), self._cache.idle_page)
         demanding = any(Level.of(sequence) is Level.ALL for sequence in sequences)
-        if demanding and buffers not in self._extras:
-            self._extras[buffers] = Extras(buffers.lanes, len(buffers.results), config.vocab_size)
-        extras = self._extras.get(buffers)
+        extras = self._extras_of(buffers) if demanding else self._extras.get(buffers)
         if extras is not None:
             extras.fill(fresh)
         return buffers, lanes, extras if demanding else None
@@ -263,12 +262,20 @@ class Burst:
         return size if wanted < size <= _MOST_SPARE * wanted and spare < _PATIENCE else wanted
 
     def _made(self, sequences: int, *, trees: bool) -> RoundBuffers:
-        count = self._lanes_for(sequences, trees)
+        return self._of_size(self._lanes_for(sequences, trees), trees)
+
+    def _of_size(self, count: int, trees: bool) -> RoundBuffers:
         if (count, trees) not in self._buffers:
             made = self._buffers[count, trees] = self._make(count, trees)
             if made.draft is not None:
                 self._counters[made] = AcceptanceCounter(made)
         return self._buffers[count, trees]
+
+    def _extras_of(self, buffers: RoundBuffers) -> Extras:
+        if buffers not in self._extras:
+            lines, vocabulary = len(buffers.results), self._model.config.vocab_size
+            self._extras[buffers] = Extras(buffers.lanes, lines, vocabulary)
+        return self._extras[buffers]
 
     def _make(self, count: int, trees: bool) -> RoundBuffers:
         config, device = self._model.config, self._model.device
@@ -289,6 +296,23 @@ class Burst:
         loop = None if draft is None else draft.loop(lanes)
         told = results, on_host(results), counts, on_host(counts), trees_, confidence, numbers(1)
         return RoundBuffers(lanes, Seats(count), draft, loop, rounds, tiles, *told)
+
+    def warm_up(self, most: int) -> None:
+        """Run every kind of round twice, for all sizes of batches up to `most` sequences, in lanes that nobody has.
+
+        So all graphs are captured, and all kernels compiled, before the first request. No sequence may be in a burst.
+        """
+        self.forget()
+        waits = type(self._drafter).signal is not Drafter.signal  # it has rounds without trees, too
+        for trees in {not self._drafter.is_passive, not (self._drafter.is_passive or waits)}:
+            for size in sizes(most):
+                buffers = self._of_size(size, trees)
+                self._extras_of(buffers)
+                for level in [*Level] * 2:
+                    buffers.lanes.set_pages({}, self._cache.idle_page)
+                    buffers.number.zero_()
+                    self.draft(buffers, level > Level.GREEDY)
+                    self.verify(buffers, level, False)
 
     # -- a round ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
+import torch
+
 from slipstream.engine.burst import Burst, Launched
 from slipstream.engine.state import EngineState
 from slipstream.gpu.adjustments import fits_lanes
@@ -55,6 +57,20 @@ class DeviceRunner:
     def remove(self, drafter: str) -> None:
         """Forget a drafter that left the set."""
         self._bursts.pop(drafter, None)
+
+    def warm_up(self) -> None:
+        """Make the graphs of all rounds that the loaded drafters can meet. Does nothing while requests are running."""
+        if self._state.scheduler.idle:
+            with torch.inference_mode():
+                for name in self._state.drafters:
+                    burst = self.burst(name)
+                    if burst is not None:
+                        burst.warm_up(self._state.scheduler.max_sequences)
+
+    @property
+    def graphs(self) -> int:
+        """How many kinds of rounds have run: as many graphs."""
+        return sum(len(burst.graphs) for burst in self._bursts.values() if burst is not None)
 
     # -- read by the policy -----------------------------------------------------------------------------------------
 

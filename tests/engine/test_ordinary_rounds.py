@@ -78,7 +78,7 @@ def seen(output: Output) -> list[Any]:
 def scores(logprobs: Logprobs | None) -> list[Any]:
     """Tokens in order, their ranks, their texts, and their log-probabilities."""
     return [
-        (id, one.rank, one.decoded_token, pytest.approx(one.logprob, abs=2e-5)) for id, one in (logprobs or {}).items()
+        (id, one.rank, one.decoded_token, pytest.approx(one.logprob, abs=1e-4)) for id, one in (logprobs or {}).items()
     ]
 
 

@@ -90,9 +90,12 @@ class Repeats:
 
     def fill(self, sequences: Mapping[int, Sequence]) -> None:
         """Copy the texts of the sequences."""
-        for lane, sequence in sequences.items():
-            text = torch.from_numpy(np.array(sequence.tokens, dtype=np.int32))
-            self._history[lane, : len(text)].copy_(text)
+        texts = [sequence.tokens for sequence in sequences.values()]
+        lines = np.zeros((len(texts), max(map(len, texts))), dtype=np.int32)
+        for line, text in zip(lines, texts, strict=True):
+            line[: len(text)] = text
+        which = torch.tensor(list(sequences), device=self._history.device)
+        self._history[which, : lines.shape[1]] = torch.from_numpy(lines).to(self._history.device)
 
     def chains(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Append the newest tokens; the chains after the roots, and their scores, [lanes, length] each."""
