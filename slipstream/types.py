@@ -70,6 +70,15 @@ class Decision(NamedTuple):
         return f"{who}{seen} promised {self.expected_tokens:.1f} tokens in {self.expected_ms:.1f} ms; {plain}"
 
 
+@dataclass(frozen=True)
+class WarmUp:
+    """What a warm-up took."""
+
+    seconds: float = 0.0
+    mib: float = 0.0  # of GPU memory, for graphs and buffers
+    graphs: int = 0  # kinds of rounds
+
+
 @dataclass
 class Stats:
     """Counters of one request (or, added up, of many).

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from slipstream.policy.tally import Tally
-from slipstream.sampling import TreeDistributions
+from slipstream.sampling import Spell
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
+from slipstream.types import Logprobs
+
+
+class Scored(Protocol):
+    """Gives the log-probabilities of a pass."""
+
+    def logprobs(self, node: int, token: int, top: int, spell: Spell | None = None) -> Logprobs:
+        """Those of `token` and of the `top` likeliest tokens after `node`, of the raw distribution."""
+        ...
 
 
 class Round(NamedTuple):
@@ -24,7 +33,7 @@ class Round(NamedTuple):
     deepest: int = 0  # levels of the tree
     steps: int = 1
     nodes: Seq[int] = ()  # the accepted path in the tree of `target`
-    target: TreeDistributions | None = None  # for logprobs, if the host has the logits
+    target: Scored | None = None  # for logprobs, if they were asked for
 
 
 class DraftCall(NamedTuple):
