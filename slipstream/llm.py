@@ -352,9 +352,12 @@ class LLM:
         vocab, ends = self.model.config.vocab_size, frozenset[int]() if params.ignore_eos else self.end_ids
         inputs.check_prompt(ids, self.max_model_len, self.model.config.context, vocab)
         words = inputs.checked_params(params, self.tokenizer, vocab, ends)
+        structured = params.structured_outputs
+        grammar = None if structured is None else self._core.grammars.source(structured)
+        prediction = inputs.prediction_ids(params.prediction, self.tokenizer, vocab)
         self._core.choose(params.speculate)  # raises if it is not loaded
         number, seed = next(self._requests), params.seed
         if seed is None:
             seed = secrets.randbits(63) if self._seed is None else noise.key(self._seed, number)
         text = given if isinstance(given, str) else None
-        return Request(f"request-{number}", text, ids, params, seed, words, with_text, trace)
+        return Request(f"request-{number}", text, ids, params, seed, words, with_text, trace, grammar, prediction)

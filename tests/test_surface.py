@@ -80,6 +80,8 @@ def test_sampling_params() -> None:
         "skip_special_tokens": True,
         "detokenize": True,
         "speculate": None,
+        "structured_outputs": None,
+        "prediction": None,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().n = 2  # type: ignore[misc]
