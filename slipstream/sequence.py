@@ -32,6 +32,8 @@ class Request:
     trace: bool = False  # whether its deltas carry the verified trees
     grammar: str | None = None  # that of its structured outputs, as llguidance writes it
     prediction: tuple[int, ...] = ()  # that of the parameters, as token ids
+    priority: int = 0  # lower runs earlier
+    deadline: float | None = None  # by `time.perf_counter`: it ends with an error if it still runs then
 
 
 @dataclass(eq=False)  # compared by identity
@@ -60,6 +62,7 @@ class Sequence:
     text: str = ""
     text_shown: int = 0  # characters that were streamed
     logprobs: list[Logprobs] = field(default_factory=list)
+    found: int = 0  # tokens of the prompt that were in the cache when it was started
     prompt_logprobs: list[Logprobs | None] | None = None  # of the first choice, for the part of the prompt that was fed
     finish_reason: str | None = None
     error: Exception | None = None  # the error that ended it
@@ -141,6 +144,7 @@ class Sequence:
             stats=self.stats,
             seed=self.request.seed,
             metrics=self.metrics,
+            cached_tokens=self.found,
         )
 
     @property
