@@ -243,6 +243,9 @@ class EngineClient:
         vocab, ends = self.model.config.vocab_size, frozenset[int]() if params.ignore_eos else self.end_ids
         inputs.check_prompt(ids, self.max_model_len, self.model.config.context, vocab)
         words = inputs.checked_params(params, self.tokenizer, vocab, ends)
+        structured = params.structured_outputs
+        more["grammar"] = None if structured is None else self._core.grammars.source(structured)
+        more["prediction"] = inputs.prediction_ids(params.prediction, self.tokenizer, vocab)
         self._core.choose(params.speculate)  # raises if it is not loaded
         number, seed = next(self._requests), params.seed
         if seed is None:

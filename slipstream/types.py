@@ -57,6 +57,7 @@ class Stats:
     draft_faults: int = 0
     lossy: bool = False
     origins: list[str | None] = field(default_factory=list)  # per emitted token: its drafter, or None
+    drafted_by: dict[str, int] = field(default_factory=dict)  # drafter -> nodes that it offered to the host runner
 
     @property
     def tokens_per_step(self) -> float:
@@ -82,6 +83,11 @@ class Stats:
         tokens, ms = (self.decoded, self.decode_ms) if self.decoded else (self.emitted, self.prefill_ms)
         return 1000.0 * tokens / ms if ms > 0 else 0.0
 
+    def outcome_of(self, drafter: str) -> tuple[int, int]:
+        """How many nodes of a drafter were emitted, and how many rejected: `usage` of predicted outputs has both."""
+        accepted = self.origins.count(drafter)
+        return accepted, self.drafted_by.get(drafter, 0) - accepted
+
     def add(self, other: Stats) -> None:
         """Add another request's counters to these."""
         for name in ("steps", "drafting_steps", "drafted", "accepted", "emitted", "decoded", "draft_faults"):
@@ -93,6 +99,8 @@ class Stats:
             mine.extend([0] * (len(theirs) - len(mine)))
             for i, count in enumerate(theirs):
                 mine[i] += count
+        for drafter, count in other.drafted_by.items():
+            self.drafted_by[drafter] = self.drafted_by.get(drafter, 0) + count
         self.lossy = self.lossy or other.lossy
         self.origins = self.origins + other.origins
 

@@ -83,6 +83,8 @@ def test_sampling_params() -> None:
         "skip_special_tokens": True,
         "detokenize": True,
         "speculate": None,
+        "structured_outputs": None,
+        "prediction": None,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().n = 2  # type: ignore[misc]
@@ -193,7 +195,8 @@ def test_verifiers() -> None:
 def test_command_line_verbs() -> None:
     verbs = [command.name for command in app.registered_commands]
     assert verbs == [
-        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
+        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "synth", "train", "import", "export",
+        "env",
     ]  # fmt: skip
     assert [group.name for group in app.registered_groups] == ["corpus"]
     assert [command.name for command in corpora.registered_commands] == ["build"]

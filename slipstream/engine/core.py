@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from slipstream.engine.burst import Burst
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.step import Engine
 from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
+from slipstream.grammar import Grammars
 from slipstream.inputs import tokenizer_of
 from slipstream.models.formats.checkpoint import Checkpoint
 from slipstream.models.load import load_model
@@ -236,9 +238,12 @@ class EngineCore:
         ends = frozenset[int]() if params.ignore_eos else self.end_ids
         drafter = self.choose(params.speculate)
         needs = self.engine.drafters[drafter].stores_needed
+        constraint = None if request.grammar is None else self.grammars.start(request.grammar)
         sequences = []
         for choice in range(params.n):
-            sequence = Sequence(request, choice, ends, self.max_model_len, drafter=drafter, needs=needs)
+            sequence = Sequence(
+                request, choice, ends, self.max_model_len, drafter=drafter, needs=needs, constraint=constraint
+            )
             if self.tokenizer is not None:
                 sequence.spell = self.tokenizer.token_text
                 if params.detokenize and (request.with_text or params.stop_strings):
@@ -247,6 +252,11 @@ class EngineCore:
                     sequence.stops = StopStrings(params.stop_strings, shown=shown) if params.stop_strings else None
             sequences.append(sequence)
         return sequences
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles structured outputs; made with the first request that has some."""
+        return Grammars(self.tokenizer, self.model.config.vocab_size, self.end_ids)
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -55,9 +55,10 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only; stop strings, logprobs and other per-token sampling options need the host."""
+        """Rounds serve decoding only; stop strings, logprobs, grammars and other per-token options need the host."""
         sequence = work.sequence
         plain = sequence.sampler.simple and sequence.params.logprobs is None and sequence.stops is None
+        plain = plain and sequence.constraint is None
         return sequence.first_token_at is not None and len(work.pending) == 1 and plain
 
     def shape(self, drafter: str, count: int) -> Plan | None:

@@ -105,6 +105,8 @@ class DrafterSet(Mapping[str, AnyDrafter]):
 
     def _checked(self, request: DraftRequest, tree: TokenTree, select: Select) -> TokenTree:
         tree.check(request.sequence.tokens[-1], self._vocab_size)
+        if request.sequence.constraint is not None:
+            tree = request.sequence.constraint.pruned(tree)
         return select(tree, request.plan)
 
     def observe(self, outcomes: list[Outcome]) -> None:

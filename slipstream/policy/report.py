@@ -25,6 +25,7 @@ class Round(NamedTuple):
     steps: int = 1
     nodes: Seq[int] = ()  # the accepted path in the tree of `target`
     target: TreeDistributions | None = None  # for logprobs, if the host has the logits
+    offered: Seq[str | None] = ()  # on the host: the drafters of the nodes that were offered
 
 
 @dataclass

@@ -18,13 +18,24 @@ from slipstream.errors import SlipstreamError
 from slipstream.server.failures import ApiError, as_api_error
 from slipstream.server.guard import Guard
 from slipstream.server.routes.chat import chat_routes
+from slipstream.server.routes.completions import completion_routes
 from slipstream.server.routes.models import model_routes
 from slipstream.server.routes.operations import operation_routes
 from slipstream.server.routes.playground import playground_routes
+from slipstream.server.routes.responses import response_routes
+from slipstream.server.routes.tokens import token_routes
 from slipstream.server.service import Service
 from slipstream.server.sse import ClientGone, JsonResponse
 
-_ROUTES = (chat_routes, model_routes, operation_routes, playground_routes)
+_ROUTES = (
+    chat_routes,
+    completion_routes,
+    response_routes,
+    model_routes,
+    token_routes,
+    operation_routes,
+    playground_routes,
+)
 
 
 def make_app(service: Service) -> FastAPI:

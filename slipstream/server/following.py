@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -38,7 +38,7 @@ class Follower:
                 self._end(completion, len(output.prompt_token_ids))
         return outputs
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
         """The deltas as they come, with the number of their prompt."""
         before: dict[tuple[int, int], float] = {}
         async for place, delta in self._generation.deltas():
@@ -59,6 +59,11 @@ class Follower:
     def prompt_ids(self, place: int) -> list[int]:
         """The token ids of a prompt."""
         return self._generation.requests[place].prompt_ids
+
+    def prompt_text(self, place: int) -> str:
+        """A prompt as text."""
+        request = self._generation.requests[place]
+        return self._service.tokenizer.decode(request.prompt_ids) if request.prompt is None else request.prompt
 
     @property
     def over(self) -> bool:

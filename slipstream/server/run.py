@@ -20,6 +20,14 @@ _LAST_WORDS_S = 5  # for connections that do not take their last bytes
 
 def serve(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it. Raises what loading raised, or EngineClosed if the engine is beyond repair."""
+    make_server(service).run(sockets=[listening])
+    if service.failure is not None:
+        raise service.failure
+
+
+def make_server(service: Service) -> uvicorn.Server:
+    """The server, not yet running."""
+    logging.getLogger("uvicorn.access").disabled = True  # it logs queries; the guard logs what may be logged
     config = uvicorn.Config(
         make_app(service),
         log_config=None,
@@ -28,10 +36,7 @@ def serve(service: Service, listening: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=_LAST_WORDS_S,
     )
-    server = _Server(config, service)
-    server.run(sockets=[listening])
-    if service.failure is not None:
-        raise service.failure
+    return _Server(config, service)
 
 
 def listen(host: str, port: int) -> socket.socket:

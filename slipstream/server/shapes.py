@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from slipstream.text import Tokenizer
+from slipstream.text.pieces import Style
 from slipstream.tree import TokenTree
 from slipstream.types import Completion, Logprob, Logprobs, Stats
 
@@ -94,7 +95,7 @@ def _chat_entry(entry: Logprobs, tokenizer: Tokenizer, top: int) -> dict[str, An
 
 def _spelled(id: int, entry: Logprobs, tokenizer: Tokenizer) -> dict[str, Any]:
     text = entry[id].decoded_token or ""
-    piece = tokenizer.piece(id) or text.encode("utf-8", "replace")
+    piece = text.encode() if tokenizer.decoding.style is Style.OTHER else tokenizer.piece(id)
     return {"token": text, "logprob": max(entry[id].logprob, _LOWEST), "bytes": list(piece)}
 
 

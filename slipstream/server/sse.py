@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from slipstream.server.failures import as_api_error
+from slipstream.server.failures import ApiError, as_api_error
 
 T = TypeVar("T")
 
@@ -64,12 +64,19 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events. An error becomes an `error` event, and the stream still ends with `[DONE]`."""
+    """Server-sent events. An error becomes an `error` event, and the stream still ends with `end`."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, end: bytes = DONE) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        failed: Callable[[ApiError], bytes] = lambda error: event(error.wire, "error"),
+        end: bytes = DONE,
+    ) -> None:
         super().__init__(media_type="text/event-stream", headers=_HEADERS)
         del self.headers["content-length"]
         self._events = events
+        self._failed = failed
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,6 +90,6 @@ class EventStream(Response):
                 async for body in events:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
         except Exception as error:
-            failed = event(as_api_error(error).wire, "error")
-            await send({"type": "http.response.body", "body": failed, "more_body": True})
+            body = self._failed(as_api_error(error))
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": self._end, "more_body": False})

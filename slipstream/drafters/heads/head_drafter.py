@@ -143,7 +143,7 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         The noise by which the target chooses is known: it is read at the draft tokens' ids. A verifier that compares p
         and q does not use it.
         """
-        sampler = growth.sequence.sampler
+        sampler = growth.sequence.sampler.free  # a grammar's mask has the target's vocabulary; the engine prunes
         support = sampler.support(row, growth.tree.path_tokens(node))
         ids = self.vocab if support.ids is None else self.vocab[support.ids]
         scores = support.logits.double()
