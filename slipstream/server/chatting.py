@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,10 @@ async def start_chat(service: Service, body: ChatBody) -> ChatRun:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     prompt = await service.off_loop(_size(body.messages), _prompt, service, body)
-    parsers = _parsers(service, body, prompt)
-    request = prepared(service, body, prompt, _params(service, body, parsers[0]))
+    asked = _asked(service, body, prompt)
+    parsers = [service.parsing(asked) for _ in range(max(1, body.n or 1))]
+    params = await service.off_loop(_size(asked.tools), _params, service, body, asked, parsers[0])
+    request = await service.off_loop(len(str(params.structured_outputs)), prepared, service, body, prompt, params)
     generation = Generation(service, [request], streams=bool(body.stream or body.return_trees))
     return ChatRun(generation, Follower(service, generation), parsers)
 
@@ -54,25 +56,26 @@ def _prompt(service: Service, body: ChatBody) -> list[int]:
     return prompt
 
 
-def _parsers(service: Service, body: ChatBody, prompt: list[int]) -> list[OutputParser]:
+def _asked(service: Service, body: ChatBody, prompt: list[int]) -> ParserRequest:
+    """What parsers may know of this request."""
     choice = body.tool_choice
-    asked = ParserRequest(
+    return ParserRequest(
         prompt_end=service.tokenizer.decode(prompt[-_PROMPT_END:], skip_special=False),
         tools=_tools(body),
         tool_choice=choice if isinstance(choice, str) else choice.model_dump() if choice is not None else "auto",
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
-    return [service.parsers(asked) for _ in range(max(1, body.n or 1))]
 
 
-def _params(service: Service, body: ChatBody, parser: OutputParser) -> SamplingParams:
+def _params(service: Service, body: ChatBody, asked: ParserRequest, parser: OutputParser) -> SamplingParams:
     return sampling_params(
         service,
         body,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         skip_special_tokens=False if parser.needs_special_tokens else body.skip_special_tokens,
-        **chat_constraints(body),
+        structured_outputs=chat_constraints(body, asked, service.parsing, service.tokenizer),
+        prediction=body.prediction.text if body.prediction is not None else None,
     )
 
 
@@ -80,9 +83,9 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
     return [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
 
 
-def _size(messages: list[dict[str, Any]]) -> int:
-    """Roughly how long a conversation is."""
-    return sum(len(str(message.get("content"))) for message in messages)
+def _size(parts: Sequence[Any]) -> int:
+    """Roughly how long a conversation, or the schemas of tools, are."""
+    return sum(len(str(part)) for part in parts)
 
 
 def joined_calls(parts: Iterable[Parsed]) -> list[dict[str, Any]]:

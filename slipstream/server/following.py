@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from slipstream.drafters.prediction import PredictionDrafter
 from slipstream.server import shapes
 from slipstream.server.generation import Generation
 from slipstream.server.service import Service
@@ -74,7 +75,12 @@ class Follower:
 
     def usage(self) -> dict[str, Any]:
         """Tokens so far."""
-        return shapes.usage(self._prompt_tokens, self._tokens, self._cached_tokens)
+        details = {}
+        if any(request.prediction for request in self._generation.requests):
+            counts = [one.stats.outcome_of(PredictionDrafter.name) for one in self._completions]
+            details["accepted_prediction_tokens"] = sum(accepted for accepted, _ in counts)
+            details["rejected_prediction_tokens"] = sum(rejected for _, rejected in counts)
+        return shapes.usage(self._prompt_tokens, self._tokens, self._cached_tokens, **details)
 
     def counters(self) -> dict[str, Any]:
         """`metrics` and `timings`, once all choices have ended."""

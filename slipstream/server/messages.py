@@ -15,6 +15,7 @@ def plain_message(message: dict[str, Any], place: int) -> dict[str, Any]:
         found["role"] = "system"
     calls = found.get("tool_calls")
     if isinstance(calls, list):
+        found["content"] = found.get("content") or ""  # templates add it to strings
         found["tool_calls"] = [_plain_call(call, f"messages[{place}].tool_calls[{i}]") for i, call in enumerate(calls)]
     return found
 

@@ -14,7 +14,7 @@ from slipstream.async_llm import AsyncLLM
 from slipstream.server.config import ServerConfig
 from slipstream.server.failures import ApiError
 from slipstream.server.metrics import Metrics
-from slipstream.server.parsing import ParserFactory, parser_factory
+from slipstream.server.parsing import Parsing, parser_factory
 from slipstream.text import Tokenizer
 
 log = logging.getLogger("slipstream")
@@ -37,13 +37,15 @@ class Service:
         self.active = 0  # requests that are being answered
         self._opening = opening
         self._llm: AsyncLLM | None = None
-        self._parsers: ParserFactory | None = None
+        self._parsing: Parsing | None = None
 
     async def load(self) -> None:
         """Load the engine and warm it up; until then every request is told to come later."""
 
         def load() -> AsyncLLM:
             llm = self._opening()
+            template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
+            self._parsing = parser_factory(self.config.tool_parser, self.config.reasoning_parser, template)
             llm.warm_up()
             return llm
 
@@ -52,8 +54,6 @@ class Service:
         except BaseException as error:
             self.failure = error
             return
-        template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
-        self._parsers = parser_factory(self.config.tool_parser, self.config.reasoning_parser, template)
         self._llm = llm
 
     # -- what routes ask for ------------------------------------------------------------------------------------------
@@ -75,10 +75,10 @@ class Service:
         return self._llm
 
     @property
-    def parsers(self) -> ParserFactory:
+    def parsing(self) -> Parsing:
         """What makes the parser of each choice of a chat."""
-        assert self._parsers is not None, "requests come after loading"
-        return self._parsers
+        assert self._parsing is not None, "requests come after loading"
+        return self._parsing
 
     @property
     def tokenizer(self) -> Tokenizer:

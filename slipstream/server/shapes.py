@@ -15,14 +15,15 @@ from slipstream.types import Completion, Logprob, Logprobs, Stats
 _LOWEST = -9999.0  # JSON has no minus infinity
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Tokens that were read and written."""
-    return {
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, **details: int) -> dict[str, Any]:
+    """Tokens that were read and written; `details` of those that were written."""
+    told: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    return {**told, "completion_tokens_details": details} if details else told
 
 
 def total(completions: Iterable[Completion]) -> Stats:

@@ -81,7 +81,7 @@ class CompletionCall:
             max_tokens=_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
             logprobs=body.logprobs,
             prompt_logprobs=scored,
-            **constraints(body),
+            structured_outputs=constraints(body),
         )
 
     # -- from the engine to the wire ----------------------------------------------------------------------------------

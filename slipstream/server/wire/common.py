@@ -42,7 +42,7 @@ class StreamOptions(Body):
 class StructuredOutputs(Body):
     """What the answer must look like; exactly one of these."""
 
-    json_schema: dict[str, Any] | str | bool | None = Field(default=None, alias="json")
+    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -54,7 +54,7 @@ class JsonSchema(Body):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
