@@ -14,6 +14,7 @@ SlipstreamError
 ├── DraftFault             a drafter that raised, hung or returned nonsense (the engine drops it; the request goes on)
 ├── CacheFull              no page is left (the scheduler handles it; a request too large for the cache is refused)
 ├── EngineClosed           the engine was closed, or stopped in the middle of a request
+├── ServerFailed           a server that is measured cannot be reached, or does not answer
 └── WriterFailed           one of several processes that write training data failed, or is gone
 
 Each message is one line that names the offender; `hint`, if given, says what to do.
@@ -84,6 +85,10 @@ class CacheFull(SlipstreamError):
 
 class EngineClosed(SlipstreamError):
     """The engine was closed, or was stopped while a request was running."""
+
+
+class ServerFailed(SlipstreamError):
+    """A server that is measured from outside cannot be reached, or does not answer."""
 
 
 class WriterFailed(SlipstreamError):

@@ -197,6 +197,10 @@ class LLM:
                 self.generate([[0] * length], how)
         if self.max_model_len >= _WARM_UP_NEW + _WARM_UP_TOKENS:
             self.generate([[*range(_WARM_UP_NEW)]], how)
+        self.reset_prefix_cache()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts of finished requests: the next request computes all of its own."""
         self._loop.call(self.cache.forget_idle)
 
     # -- requests -----------------------------------------------------------------------------------------------------

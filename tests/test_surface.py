@@ -10,7 +10,7 @@ import pytest
 
 import slipstream
 from slipstream import LLM, SamplingParams, errors
-from slipstream.cli import app, corpora
+from slipstream.cli import app, benches, corpora
 from slipstream.drafters import drafter_names
 from slipstream.drafters.base import Drafter, DraftOptions
 from slipstream.types import Plan
@@ -121,6 +121,7 @@ def test_llm() -> None:
         "use": {"speculate": ...},
     }
     asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
+    asking |= {"reset_prefix_cache"}
     reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
     assert public(LLM) == asking | reading | {"quantize", "burst", "sequences"}
 
@@ -170,7 +171,8 @@ def test_command_line_verbs() -> None:
     assert verbs == [
         "demo", "run", "chat", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
     ]  # fmt: skip
-    assert [group.name for group in app.registered_groups] == ["corpus"]
+    assert [group.name for group in app.registered_groups] == ["corpus", "bench"]
+    assert [command.name for command in benches.registered_commands] == ["compare"]
     assert [command.name for command in corpora.registered_commands] == ["build"]
 
 
@@ -182,7 +184,7 @@ def test_exceptions() -> None:
         if isinstance(kind, type) and kind.__module__ == errors.__name__
     }
     model_errors = {"ModelNotFound", "CorruptFile", "HashMismatch", "UnsupportedModel", "ShapeMismatch"}
-    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "WriterFailed"}
+    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "ServerFailed", "WriterFailed"}
     assert found == {
         "SlipstreamError": ("Exception",),
         "OptionError": ("SlipstreamError", "ValueError"),

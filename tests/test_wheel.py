@@ -27,7 +27,8 @@ def test_the_wheel_is_whole_and_works_elsewhere(tmp_path: Path) -> None:
     ours = {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream").rglob("*.py")}
     assert ours == {str(p.relative_to(installed)) for p in (installed / "slipstream").rglob("*.py")}
     assert (installed / "slipstream" / "py.typed").exists()
-    data = {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream" / "drafters").rglob("*.[js]*") if p.is_file()}
+    folders = [ROOT / "slipstream" / "drafters", ROOT / "slipstream" / "bench"]
+    data = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*.[js]*") if p.is_file()}
     assert data and data <= {
         str(p.relative_to(installed)) for p in (installed / "slipstream").rglob("*") if p.is_file()
     }

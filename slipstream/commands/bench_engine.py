@@ -1,0 +1,105 @@
+"""The part of `slipstream bench` that measures a model of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream import checks
+from slipstream.bench.measure import Run, check_settings
+from slipstream.bench.prompts import BenchPrompt
+from slipstream.bench.results import provenance
+from slipstream.bench.schedule import PLAIN, Condition, conditions
+from slipstream.bench.session import results, run_bench
+from slipstream.commands.bench_options import BenchModel, Limits, Sweeps, numbers
+from slipstream.commands.shared.opening import fetch_models
+from slipstream.commands.shared.progress import TimeBar
+from slipstream.commands.shared.terminal import note, passing
+from slipstream.drafters.registry import DEFAULT, parse_speculate
+from slipstream.llm import LLM
+
+_TRAINED = "eagle3"
+_LEARNS = "shared"  # the option of drafters that remember earlier answers
+_CACHE_TOKENS = 32_768  # the engine's default
+_REQUEST_TOKENS = 2048  # cache per request at once, without a sweep over contexts
+_RESERVE_S = 1.5  # for figures and reports
+
+
+def bench_engine(
+    setup: BenchModel,
+    sweeps: Sweeps,
+    speculate: Sequence[str],
+    prompts: list[BenchPrompt],
+    limits: Limits,
+    given: dict[str, Any],
+) -> dict[str, Any]:
+    """Load the model with all drafters, measure, and put the results together."""
+    asked = conditions(
+        numbers("batch", sweeps.batch, int, 1),
+        numbers("context", sweeps.context, int, 1),
+        numbers("temperature", sweeps.temperature, float, 0),
+        numbers("nodes", sweeps.nodes, int, 1),
+    )
+    settings = check_settings(speculate) if speculate else []
+    llm, settings = _open(setup, settings, asked)
+    run = Run(llm, prompts, settings, asked, limits.tokens)
+    if run.fitting and run.skipped:
+        note(f"{len(run.skipped)} prompts are too long for the model and are left out; results.json names them")
+    with passing("warming up ..."):
+        run.warm_up()
+    specs = map(parse_speculate, settings)
+    repeats = not any(part.options.get(_LEARNS) in (True, "true") for spec in specs for part in spec.parts())
+    with TimeBar("measuring", limits.deadline - _RESERVE_S - time.monotonic()) as bar:
+        run_bench(
+            run,
+            limits.deadline - _RESERVE_S,
+            limits.precision,
+            lambda status: bar.update(f"{status.answers} answers", status.text),
+            repeats=repeats,
+        )
+    llm.close()
+    return results(run, provenance(given), limits.price)
+
+
+def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> tuple[LLM, list[str]]:
+    """The model with every setting loaded; without settings, the best drafter at hand is chosen."""
+    import torch
+
+    from slipstream.verify import make_verifier
+
+    make_verifier(setup.verifier)
+    if setup.threads is not None:
+        torch.set_num_threads(checks.integer("threads", setup.threads, 1))
+    wanted = settings or [PLAIN, DEFAULT]
+    loaded = list(dict.fromkeys(condition.setting(name) for condition in asked for name in wanted))
+    for name in loaded:
+        fetch_models(setup.model, parse_speculate(name))
+    batch = max(condition.batch for condition in asked)
+    longest = max(condition.context or 0 for condition in asked) + _REQUEST_TOKENS
+    with passing(f"loading {setup.model} ..."):
+        llm = LLM(
+            setup.model,
+            speculate=None,
+            drafters=loaded,
+            verifier=setup.verifier,
+            dtype=setup.dtype,
+            device=setup.device,
+            quantize=setup.quantize,
+            exact=setup.exact,
+            max_model_len=setup.max_model_len,
+            max_num_seqs=max(64, batch),
+            cache_tokens=None if batch * longest <= _CACHE_TOKENS else batch * longest,
+        )
+        return llm, settings or [PLAIN, _best(llm)]
+
+
+def _best(llm: LLM) -> str:
+    """The best drafter trained for this model, merged with the default; the default if there is none."""
+    from slipstream.drafters.heads import head_checkpoint
+
+    if head_checkpoint.find(_TRAINED, llm.model.fingerprint) is None:
+        return DEFAULT
+    best = f"{DEFAULT}+{_TRAINED}"
+    llm.use(best)  # the default drafter of the engine: the others stay loaded
+    return best
