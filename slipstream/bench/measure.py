@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from slipstream.bench.encoding import Encoder
 from slipstream.bench.prompts import BenchPrompt
@@ -55,7 +56,7 @@ class Run:
                 name = min(prompt.servers_only)
                 raise PromptError(f"{prompt.name}: {name} needs a server", hint="measure one with --url")
 
-    @property
+    @cached_property
     def fitting(self) -> list[int]:
         """The prompts that leave room for a whole answer under every condition; the others are noted as skipped."""
         found = []
@@ -79,6 +80,11 @@ class Run:
         if condition.temperature is not None:
             asked["temperature"] = condition.temperature
         return SamplingParams(**asked, speculate=setting)
+
+    def request(self, index: int, setting: str) -> tuple[list[int], SamplingParams]:
+        """The first request of a prompt under the base condition."""
+        condition = self.conditions[0]
+        return self._encoded(index, 0, condition), self._params(index, condition, condition.setting(setting))
 
     def warm_up(self) -> None:
         """Run every setting once, so that nothing is compiled or captured during the measurement."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from slipstream.bench.prompts import BenchPrompt
 
 _SEED = 20
+_BASE_SHARE = 3  # times as many prompts as a sweep's condition has the base, which gives the verdicts
 _MARGIN = 1.15  # a group of prompts starts only if so many times its usual duration is left
 
 
@@ -94,7 +95,10 @@ class Turn(NamedTuple):
 
 
 class Schedule:
-    """Turns until the time is up: the condition with the least time spent so far is next; settings take turns first."""
+    """Turns until the time is up. Conditions go on side by side, so that they have the same prompts.
+
+    Settings take turns to be the first.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,7 @@ class Schedule:
         self._settings = tuple(settings)
         self._deadline = deadline
         self._repeats = repeats
-        self._spent = [0.0] * len(self._conditions)
+        self._asked = [0] * len(self._conditions)  # prompts
         self._turns = [self._groups(order, condition.batch) for condition in self._conditions]
         self._next = [0] * len(self._conditions)
         self._costs: list[list[float]] = [[] for _ in self._conditions]
@@ -126,7 +130,7 @@ class Schedule:
             open_ones = [i for i in range(len(self._conditions)) if not self._done(i)]
             if not open_ones:
                 return
-            chosen = min(open_ones, key=lambda i: self._spent[i])
+            chosen = min(open_ones, key=lambda i: self._asked[i] / (_BASE_SHARE if i == 0 else 1))
             count, groups = self._next[chosen], self._turns[chosen]
             settings = [self._conditions[chosen].setting(name) for name in self._settings]
             first = count % len(settings)
@@ -135,7 +139,7 @@ class Schedule:
             yield Turn(chosen, group, count // len(groups), groups[group], (*settings[first:], *settings[:first]))
             cost = time.monotonic() - began
             self._next[chosen] += 1
-            self._spent[chosen] += cost
+            self._asked[chosen] += len(groups[group])
             self._costs[chosen].append(cost)
 
     def _done(self, condition: int) -> bool:

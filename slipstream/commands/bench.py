@@ -68,7 +68,7 @@ def bench(
     from slipstream.commands.bench_tables import show_results
 
     show_results(results)
-    say(f"\nwritten: {folder / 'results.json'}")
+    say(f"\nwritten: {folder / 'results.json'}, {folder / 'report.html'}")
     return 0
 
 
@@ -98,9 +98,11 @@ def _prompts(file: str | None) -> list[BenchPrompt]:
 
 
 def _write(results: dict[str, Any], folder: Path) -> None:
+    from slipstream.bench.report.page import render
     from slipstream.bench.results import save
 
     save(results, folder / "results.json")
+    (folder / "report.html").write_text(render(results), encoding="utf-8")
     for point in results.get("points", ()):  # as files of their own, for programs that read vLLM's
         name = "".join(c if c.isalnum() or c in ".-" else "-" for c in point["load"].removesuffix("/s"))
         save(point, folder / f"serve-{name}.json")

@@ -10,6 +10,7 @@ from slipstream import checks
 from slipstream.bench.measure import Run, check_settings
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.results import provenance
+from slipstream.bench.samples import take_samples
 from slipstream.bench.schedule import PLAIN, Condition, conditions
 from slipstream.bench.session import results, run_bench
 from slipstream.commands.bench_options import BenchModel, Limits, Sweeps, numbers
@@ -48,6 +49,7 @@ def bench_engine(
         note(f"{len(run.skipped)} prompts are too long for the model and are left out; results.json names them")
     with passing("warming up ..."):
         run.warm_up()
+        samples = take_samples(run)
     specs = map(parse_speculate, settings)
     repeats = not any(part.options.get(_LEARNS) in (True, "true") for spec in specs for part in spec.parts())
     with TimeBar("measuring", limits.deadline - _RESERVE_S - time.monotonic()) as bar:
@@ -59,7 +61,7 @@ def bench_engine(
             repeats=repeats,
         )
     llm.close()
-    return results(run, provenance(given), limits.price)
+    return {**results(run, provenance(given), limits.price), "samples": samples}
 
 
 def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> tuple[LLM, list[str]]:

@@ -6,9 +6,9 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any
 
+from slipstream.bench.results import cpu_name
 from slipstream.commands.shared.options import Described
 from slipstream.commands.shared.terminal import mebibytes, print_json, say, show_pairs
 
@@ -60,7 +60,7 @@ def _hardware() -> dict[str, dict[str, Any]]:
     from slipstream.models.memory import available_bytes
 
     cpu = {
-        "model": cpu_model(),
+        "model": cpu_name(),
         "cores": os.cpu_count(),
         "usable cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch threads": torch.get_num_threads(),
@@ -86,16 +86,6 @@ def _own_kernels() -> str:
         return "no"
     digits = f"{'with' if found.int8 else 'without'} 8-bit and 4-bit GEMM"
     return f"vectors of {found.lanes} floats, {digits}{', with AMX' if has_amx() else ''}"
-
-
-def cpu_model() -> str:
-    """The CPU's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _cache() -> dict[str, Any]:
