@@ -33,6 +33,7 @@ from slipstream.commands.drafters import drafters
 from slipstream.commands.env import env
 from slipstream.commands.run import run
 from slipstream.commands.shared.options import Described, EngineSetup, ModelSetup, Sampling
+from slipstream.commands.simulate import simulate
 from slipstream.commands.synth import synth
 from slipstream.commands.train import train
 from slipstream.commands.tune import tune
@@ -250,7 +251,7 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     ]
 
 
-for _verb in (demo, run, chat, batch, check, drafters, tune, synth, train, import_, export, env):
+for _verb in (demo, run, chat, batch, check, drafters, tune, simulate, synth, train, import_, export, env):
     _register(_verb)
 _register(build, corpora)
 _register_group(bench, benches)

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from inspect import signature
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from slipstream import checks, inputs, noise
 from slipstream.cache import PagedCache
@@ -32,6 +32,8 @@ from slipstream.progress_bar import progress_bar
 from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
 from slipstream.types import Delta, Output, SamplingParams
+
+T = TypeVar("T")
 
 _WARM_UP_TOKENS = 48  # of each answer: enough for graphs to be captured and replayed
 _WARM_UP_LENGTHS = (1, 30, 60, 120, 240, 480, 2000)
@@ -198,6 +200,10 @@ class LLM:
         if self.max_model_len >= _WARM_UP_NEW + _WARM_UP_TOKENS:
             self.generate([[*range(_WARM_UP_NEW)]], how)
         self.reset_prefix_cache()
+
+    def on_engine(self, action: Callable[[], T]) -> T:
+        """Run `action` on the engine's thread, between two steps; returns its result or raises its error."""
+        return self._loop.call(action)
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of finished requests: the next request computes all of its own."""

@@ -121,7 +121,7 @@ def test_llm() -> None:
         "use": {"speculate": ...},
     }
     asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
-    asking |= {"reset_prefix_cache"}
+    asking |= {"reset_prefix_cache", "on_engine"}
     reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
     assert public(LLM) == asking | reading | {"quantize", "burst", "sequences"}
 
@@ -169,7 +169,8 @@ def test_verifiers() -> None:
 def test_command_line_verbs() -> None:
     verbs = [command.name for command in app.registered_commands]
     assert verbs == [
-        "demo", "run", "chat", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
+        "demo", "run", "chat", "batch", "check", "drafters", "tune", "simulate", "synth", "train", "import",
+        "export", "env",
     ]  # fmt: skip
     assert [group.name for group in app.registered_groups] == ["corpus", "bench"]
     assert [command.name for command in benches.registered_commands] == ["compare"]

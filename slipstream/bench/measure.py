@@ -9,11 +9,14 @@ from functools import cached_property
 from slipstream.bench.encoding import Encoder
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.schedule import PLAIN, Condition, Schedule, Turn
+from slipstream.bench.traces import TracedAnswer, steps_of
 from slipstream.errors import OptionError, PromptError
 from slipstream.llm import LLM
-from slipstream.types import Output, SamplingParams, Stats
+from slipstream.types import Completion, SamplingParams, Stats
 
 _WARM_UP_TOKENS = 24
+
+Request = tuple[list[int], SamplingParams]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Run:
     conditions: list[Condition]
     tokens: int = 128  # at most, of each answer
     answers: list[Answer] = field(default_factory=list)
+    traces: list[TracedAnswer] | None = None  # of the base condition; None: not asked for
     skipped: dict[str, str] = field(default_factory=dict)  # prompt -> why
     _history: dict[tuple[int, int], str] = field(default_factory=dict)  # (prompt, turn) -> answer that later turns see
 
@@ -116,23 +120,46 @@ class Run:
             requests = [
                 (self._encoded(index, number, condition), self._params(index, condition, setting)) for index in asking
             ]
-            outputs = dict(self.llm.answers(requests, len(requests), text=True))
-            wall = _wall_ms(list(outputs.values()))
-            for place, index in enumerate(asking):
-                output = outputs[place]
-                self._history.setdefault((index, number), output.text)
-                found.append(_answer(output, turn, name, index, number, wall))
+            choices = self._traced(requests[0], asking[0], name) if self._traces(turn) else self._answered(requests)
+            wall = _wall_ms(choices)
+            for index, (prompt_ids, _), choice in zip(asking, requests, choices, strict=True):
+                self._history.setdefault((index, number), choice.text)
+                found.append(_answer(choice, len(prompt_ids), turn, name, index, number, wall))
         return found
+
+    def _answered(self, requests: Sequence[Request]) -> list[Completion]:
+        """The answers to requests that are sent together."""
+        outputs = dict(self.llm.answers(requests, len(requests), text=True))
+        return [outputs[place].outputs[0] for place in range(len(requests))]
+
+    def _traces(self, turn: Turn) -> bool:
+        """Traces are of single requests under the base condition, in the first round."""
+        single = turn.condition == 0 and self.conditions[0].batch == 1
+        return self.traces is not None and single and turn.round == 0
+
+    def _traced(self, request: Request, index: int, setting: str) -> list[Completion]:
+        """The answer to one request, whose trees are kept."""
+        deltas = list(self.llm.stream(*request, trace=True))
+        completion = deltas[-1].completion
+        assert completion is not None and self.traces is not None
+        stats, prompt = completion.stats, self.prompts[index]
+        steps = tuple(steps_of(deltas, len(request[0])))
+        draft_ms, other_ms = stats.draft_ms / max(1, stats.drafting_steps), stats.other_ms / max(1, stats.steps)
+        self.traces.append(
+            TracedAnswer(setting, prompt.category, prompt.name, len(request[0]), steps, draft_ms, other_ms)
+        )
+        return [completion]
 
     def _encoded(self, index: int, turn: int, condition: Condition) -> list[int]:
         history = [self._history[index, earlier] for earlier in range(turn)]
         return self.encoder.encode(self.prompts[index], history, condition.context)
 
 
-def _answer(output: Output, turn: Turn, setting: str, prompt: int, number: int, wall_ms: float) -> Answer:
-    times, choice = output.metrics, output.outputs[0]
+def _answer(
+    choice: Completion, prompt_tokens: int, turn: Turn, setting: str, prompt: int, number: int, wall_ms: float
+) -> Answer:
+    times = choice.metrics
     assert times is not None and times.first_token_time is not None and times.last_token_time is not None
-    own = choice.metrics.chunks if choice.metrics is not None else ()
     began = times.arrival_time
     return Answer(
         condition=turn.condition,
@@ -141,19 +168,19 @@ def _answer(output: Output, turn: Turn, setting: str, prompt: int, number: int, 
         turn=number,
         round=turn.round,
         group=turn.group,
-        prompt_tokens=len(output.prompt_token_ids),
+        prompt_tokens=prompt_tokens,
         token_ids=tuple(choice.token_ids),
         ttft_ms=1000 * (times.first_token_time - began),
         e2e_ms=1000 * (times.last_token_time - began),
-        chunks=tuple((1000 * (when - began), count) for when, count in own),
+        chunks=tuple((1000 * (when - began), count) for when, count in times.chunks),
         wall_ms=wall_ms,
         stats=choice.stats,
         text=choice.text,
     )
 
 
-def _wall_ms(outputs: Sequence[Output]) -> float:
-    each = [output.metrics for output in outputs if output.metrics is not None]
+def _wall_ms(choices: Sequence[Completion]) -> float:
+    each = [choice.metrics for choice in choices if choice.metrics is not None]
     lasts = [times.last_token_time for times in each if times.last_token_time is not None]
     return 1000 * (max(lasts) - min(times.arrival_time for times in each))
 

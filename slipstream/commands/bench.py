@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream import checks
-from slipstream.commands.bench_options import BenchModel, Limits, ServerLoad, Sweeps, output_folder, price_per_hour
+from slipstream.commands.bench_options import (
+    BenchModel,
+    Limits,
+    ServerLoad,
+    Sweeps,
+    output_folder,
+    price_per_hour,
+    writable,
+)
 from slipstream.commands.shared.options import Described
 from slipstream.commands.shared.terminal import print_json, say
 from slipstream.errors import OptionError
@@ -33,6 +41,7 @@ def bench(
     minutes: Annotated[float, Described("end after so many minutes, loading included")] = 3.0,
     precision: Annotated[float, Described("end earlier if all speed-ups are within so many percent")] = 2.0,
     price: Annotated[str | None, Described("of the machine, as in 2.5/h: gives costs", metavar="PRICE")] = None,
+    trace: Annotated[str | None, Described("write acceptance traces and costs, for `simulate`", metavar="FILE")] = None,
     output: Annotated[str, Described("directory for results.json and report.html", ("--output", "-o"), "DIR")] = (
         "bench-results"
     ),
@@ -46,6 +55,7 @@ def bench(
         deadline=began + 60 * checks.number("minutes", minutes, 0.01, 100_000),
         precision=checks.number("precision", precision, 0.0, 100.0) / 100,
         price=price_per_hour(price),
+        trace=None if trace is None else writable(trace),
     )
     folder = output_folder(output)
     given: dict[str, Any] = {**asdict(setup), **asdict(sweeps), **asdict(server), "speculate": speculate}
@@ -54,8 +64,9 @@ def bench(
     if server.url is not None:
         from slipstream.commands.bench_server import bench_server
 
-        if speculate:
-            raise OptionError("--speculate needs a model of this process", hint="leave it out with --url")
+        for name, value in (("--speculate", speculate), ("--trace", trace)):
+            if value:
+                raise OptionError(f"{name} needs a model of this process", hint="leave it out with --url")
         results = bench_server(server, asked, limits, given)
     else:
         from slipstream.commands.bench_engine import bench_engine

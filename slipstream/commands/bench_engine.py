@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream import checks
+from slipstream.bench.machine_costs import measure_costs
 from slipstream.bench.measure import Run, check_settings
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.results import provenance
 from slipstream.bench.samples import take_samples
 from slipstream.bench.schedule import PLAIN, Condition, conditions
 from slipstream.bench.session import results, run_bench
+from slipstream.bench.traces import Traces
+from slipstream.bench.traces import save as save_traces
 from slipstream.commands.bench_options import BenchModel, Limits, Sweeps, numbers
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.progress import TimeBar
@@ -24,6 +27,7 @@ _TRAINED = "eagle3"
 _LEARNS = "shared"  # the option of drafters that remember earlier answers
 _CACHE_TOKENS = 32_768  # the engine's default
 _REQUEST_TOKENS = 2048  # cache per request at once, without a sweep over contexts
+_COSTS_SHARE = 0.2  # of the time, to measure passes for traces
 _RESERVE_S = 1.5  # for figures and reports
 
 
@@ -44,7 +48,7 @@ def bench_engine(
     )
     settings = check_settings(speculate) if speculate else []
     llm, settings = _open(setup, settings, asked)
-    run = Run(llm, prompts, settings, asked, limits.tokens)
+    run = Run(llm, prompts, settings, asked, limits.tokens, traces=None if limits.trace is None else [])
     if run.fitting and run.skipped:
         note(f"{len(run.skipped)} prompts are too long for the model and are left out; results.json names them")
     with passing("warming up ..."):
@@ -52,16 +56,30 @@ def bench_engine(
         samples = take_samples(run)
     specs = map(parse_speculate, settings)
     repeats = not any(part.options.get(_LEARNS) in (True, "true") for spec in specs for part in spec.parts())
-    with TimeBar("measuring", limits.deadline - _RESERVE_S - time.monotonic()) as bar:
+    deadline = limits.deadline - _RESERVE_S
+    if limits.trace is not None:
+        deadline -= _COSTS_SHARE * (deadline - time.monotonic())
+    with TimeBar("measuring", deadline - time.monotonic()) as bar:
         run_bench(
             run,
-            limits.deadline - _RESERVE_S,
+            deadline,
             limits.precision,
             lambda status: bar.update(f"{status.answers} answers", status.text),
             repeats=repeats,
         )
+    if limits.trace is not None:
+        with passing("measuring the costs of passes ..."):
+            _save_traces(run, limits)
     llm.close()
     return {**results(run, provenance(given), limits.price), "samples": samples}
+
+
+def _save_traces(run: Run, limits: Limits) -> None:
+    """Write the traces with this machine's costs."""
+    assert limits.trace is not None and run.traces is not None
+    seconds = max(1.0, limits.deadline - _RESERVE_S - time.monotonic())
+    costs = measure_costs(run.llm, run.answers, run.conditions, seconds)
+    save_traces(Traces({"model": run.llm.model.name, "costs": costs.as_dict()}, run.traces), limits.trace)
 
 
 def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> tuple[LLM, list[str]]:

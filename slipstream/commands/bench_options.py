@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,6 +113,14 @@ def output_folder(text: str) -> Path:
     return folder
 
 
+def writable(text: str) -> Path:
+    """A file to write, in a directory that exists."""
+    path = expanded(text)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise OptionError(f"{text!r} cannot be written", hint="name a file in a directory that exists")
+    return path
+
+
 @dataclass(frozen=True)
 class Limits:
     """What bounds a run."""
@@ -120,3 +129,4 @@ class Limits:
     deadline: float  # of `time.monotonic`
     precision: float  # relative half width of an interval
     price: float | None  # of the machine per hour
+    trace: Path | None  # where traces are written
