@@ -80,6 +80,11 @@ class SamplingParams:
         return self.penalised or self.masks or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
+    def cuts(self) -> bool:
+        """Whether min-p, top-k or top-p leave some tokens out of a draw."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
     def masks(self) -> bool:
         """Whether a list forbids some tokens."""
         return self.allowed_token_ids is not None or bool(self.bad_words)

@@ -22,8 +22,8 @@ from benchmarks.peers.bench import Bench
 from benchmarks.peers.environments import run
 from benchmarks.peers.protocol import Paths, Task
 from benchmarks.peers.table import PEERS, ours
-from slipstream.bench.results import cpu_name
 from slipstream.folders import cache_directory
+from slipstream.native.machine import cpu_model
 
 _CONTEXT = 2048  # tokens: enough for every prompt and answer
 
@@ -73,10 +73,10 @@ def main() -> None:
     peers = {"ours": ours(arguments.ours), **PEERS}
     rows = [row for name in names if name in arguments.only for row in bench.measure(name, peers[name])]
     title = f"SmolLM2-135M, {arguments.threads} threads, {arguments.tokens} tokens, best of {arguments.rounds} rounds"
-    print(f"{title}; {cpu_name()}\n")
+    print(f"{title}; {cpu_model()}\n")
     figures.show(rows)
     settings = {name: getattr(arguments, name) for name in ("threads", "tokens", "rounds")}
-    report = {"machine": cpu_name(), **settings, "rows": [row.as_dict() for row in rows]}
+    report = {"machine": cpu_model(), **settings, "rows": [row.as_dict() for row in rows]}
     file = arguments.json or work / "peers.json"
     file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"\nall figures: {file}")

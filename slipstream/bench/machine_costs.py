@@ -13,10 +13,10 @@ import torch
 from slipstream.attention import Segment
 from slipstream.bench.cost_table import CostTable
 from slipstream.bench.measure import Answer
-from slipstream.bench.results import cpu_name
 from slipstream.bench.schedule import PLAIN, Condition
 from slipstream.cache import PageTable
 from slipstream.llm import LLM
+from slipstream.native.machine import cpu_model
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 _SEQUENCES = (1, 4, 16)
@@ -28,7 +28,7 @@ def measure_costs(llm: LLM, answers: Sequence[Answer], conditions: Sequence[Cond
     """The table of this machine. Passes are measured for at most about `seconds`, each at least twice."""
     passes = llm.on_engine(lambda: _passes(llm, seconds))
     drafts, others = _counted(answers, conditions)
-    where = torch.cuda.get_device_name(llm.model.device) if llm.model.device != "cpu" else cpu_name()
+    where = torch.cuda.get_device_name(llm.model.device) if llm.model.device != "cpu" else cpu_model()
     what = f"{llm.model.name}, {str(llm.model.dtype).removeprefix('torch.')}, {where}"
     return CostTable(passes, drafts, others, what, "slipstream bench --trace")
 

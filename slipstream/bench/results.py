@@ -28,6 +28,7 @@ def provenance(arguments: Mapping[str, object]) -> Json:
     import torch
 
     from slipstream.models.memory import available_bytes
+    from slipstream.native.machine import cpu_model
 
     versions: Json = {"slipstream": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
@@ -37,7 +38,7 @@ def provenance(arguments: Mapping[str, object]) -> Json:
             continue
     machine: Json = {
         "system": platform.platform(),
-        "cpu": cpu_name(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -52,16 +53,6 @@ def provenance(arguments: Mapping[str, object]) -> Json:
         "arguments": {name: value for name, value in arguments.items() if value not in (None, (), False)},
         "command": sys.argv[1:],
     }
-
-
-def cpu_name() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:

@@ -30,7 +30,8 @@ class Condition:
         """A setting under this condition: with the tree size of a sweep."""
         if self.nodes is None or name == PLAIN:
             return name
-        return f"{name}{',' if ':' in name.rpartition('+')[2] else ':'}nodes={self.nodes}"
+        option = _SIZE_OPTIONS.get(name.partition(":")[0], "nodes")
+        return f"{name}{',' if ':' in name.rpartition('+')[2] else ':'}{option}={self.nodes}"
 
     def __str__(self) -> str:
         parts = [f"batch {self.batch}"]
@@ -41,6 +42,7 @@ class Condition:
 
 
 PLAIN = "none"
+_SIZE_OPTIONS = {"auto": "max_nodes"}  # where a tree's size has another name
 
 
 def conditions(

@@ -32,7 +32,7 @@ def bench(
     server: ServerLoad | None = None,
     speculate: Annotated[
         tuple[str, ...],
-        Described("setting to compare with plain decoding (repeatable; default: the best at hand)", metavar="DRAFTER"),
+        Described("setting to compare with plain decoding (repeatable; default: auto)", metavar="DRAFTER"),
     ] = (),
     prompts: Annotated[
         str | None, Described(".jsonl or .txt with your own prompts (default: 176 of eleven kinds)", metavar="FILE")

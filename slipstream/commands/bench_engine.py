@@ -12,7 +12,7 @@ from slipstream.bench.measure import Run, check_settings
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.results import provenance
 from slipstream.bench.samples import take_samples
-from slipstream.bench.schedule import PLAIN, Condition, conditions
+from slipstream.bench.schedule import Condition, conditions
 from slipstream.bench.session import results, run_bench
 from slipstream.bench.traces import Traces
 from slipstream.bench.traces import save as save_traces
@@ -23,7 +23,6 @@ from slipstream.commands.shared.terminal import note, passing
 from slipstream.drafters.registry import DEFAULT, parse_speculate
 from slipstream.llm import LLM
 
-_TRAINED = "eagle3"
 _LEARNS = "shared"  # the option of drafters that remember earlier answers
 _CACHE_TOKENS = 32_768  # the engine's default
 _REQUEST_TOKENS = 2048  # cache per request at once, without a sweep over contexts
@@ -46,8 +45,8 @@ def bench_engine(
         numbers("temperature", sweeps.temperature, float, 0),
         numbers("nodes", sweeps.nodes, int, 1),
     )
-    settings = check_settings(speculate) if speculate else []
-    llm, settings = _open(setup, settings, asked)
+    settings = check_settings(speculate or [DEFAULT])
+    llm = _open(setup, settings, asked)
     run = Run(llm, prompts, settings, asked, limits.tokens, traces=None if limits.trace is None else [])
     if run.fitting and run.skipped:
         note(f"{len(run.skipped)} prompts are too long for the model and are left out; results.json names them")
@@ -82,8 +81,8 @@ def _save_traces(run: Run, limits: Limits) -> None:
     save_traces(Traces({"model": run.llm.model.name, "costs": costs.as_dict()}, run.traces), limits.trace)
 
 
-def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> tuple[LLM, list[str]]:
-    """The model with every setting loaded; without settings, the best drafter at hand is chosen."""
+def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> LLM:
+    """The model with every setting loaded."""
     import torch
 
     from slipstream.verify import make_verifier
@@ -91,14 +90,13 @@ def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> tup
     make_verifier(setup.verifier)
     if setup.threads is not None:
         torch.set_num_threads(checks.integer("threads", setup.threads, 1))
-    wanted = settings or [PLAIN, DEFAULT]
-    loaded = list(dict.fromkeys(condition.setting(name) for condition in asked for name in wanted))
+    loaded = list(dict.fromkeys(condition.setting(name) for condition in asked for name in settings))
     for name in loaded:
         fetch_models(setup.model, parse_speculate(name))
     batch = max(condition.batch for condition in asked)
     longest = max(condition.context or 0 for condition in asked) + _REQUEST_TOKENS
     with passing(f"loading {setup.model} ..."):
-        llm = LLM(
+        return LLM(
             setup.model,
             speculate=None,
             drafters=loaded,
@@ -111,15 +109,4 @@ def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> tup
             max_num_seqs=max(64, batch),
             cache_tokens=None if batch * longest <= _CACHE_TOKENS else batch * longest,
         )
-        return llm, settings or [PLAIN, _best(llm)]
 
-
-def _best(llm: LLM) -> str:
-    """The best drafter trained for this model, merged with the default; the default if there is none."""
-    from slipstream.drafters.heads import head_checkpoint
-
-    if head_checkpoint.find(_TRAINED, llm.model.fingerprint) is None:
-        return DEFAULT
-    best = f"{DEFAULT}+{_TRAINED}"
-    llm.use(best)  # the default drafter of the engine: the others stay loaded
-    return best

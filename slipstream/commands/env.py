@@ -8,7 +8,6 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
-from slipstream.bench.results import cpu_name
 from slipstream.commands.shared.options import Described
 from slipstream.commands.shared.terminal import mebibytes, print_json, say, show_pairs
 
@@ -58,9 +57,10 @@ def _hardware() -> dict[str, dict[str, Any]]:
 
     from slipstream.models.layers.linear import packing_works
     from slipstream.models.memory import available_bytes
+    from slipstream.native.machine import cpu_model
 
     cpu = {
-        "model": cpu_name(),
+        "model": cpu_model(),
         "cores": os.cpu_count(),
         "usable cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "torch threads": torch.get_num_threads(),
@@ -86,6 +86,7 @@ def _own_kernels() -> str:
         return "no"
     digits = f"{'with' if found.int8 else 'without'} 8-bit and 4-bit GEMM"
     return f"vectors of {found.lanes} floats, {digits}{', with AMX' if has_amx() else ''}"
+
 
 
 def _cache() -> dict[str, Any]:
