@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from inspect import signature
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -34,6 +34,8 @@ from slipstream.progress_bar import progress_bar
 from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
 from slipstream.types import Delta, Output, SamplingParams, WarmUp
+
+T = TypeVar("T")
 
 _WARM_UP_TOKENS = 24  # of each answer: enough for graphs to be captured and replayed
 _WARM_UP_LENGTHS = (1, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511, 2000)  # the sizes that prompts are padded to
@@ -209,9 +211,17 @@ class EngineClient:
         for prompt in prompts:  # the second pass of a size is captured; two prompts share no page
             if len(prompt) + _WARM_UP_TOKENS <= self.max_model_len:
                 list(self._finished(enumerate([self._request(prompt, how)]), 1))
-        self._loop.call(self.cache.forget_idle)
+        self.reset_prefix_cache()
         mib = (torch.cuda.memory_reserved() - before) / 2**20
         return WarmUp(time.perf_counter() - began, mib, 0 if device is None else device.graphs)
+
+    def on_engine(self, action: Callable[[], T]) -> T:
+        """Run `action` on the engine's thread, between two steps; returns its result or raises its error."""
+        return self._loop.call(action)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts of finished requests: the next request computes all of its own."""
+        self._loop.call(self.cache.forget_idle)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of prompts and outputs."""

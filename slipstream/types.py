@@ -200,6 +200,7 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     last_token_time: float | None = None
+    chunks: tuple[tuple[float, int], ...] = ()  # when tokens were delivered, and how many of them together
 
     @property
     def time_to_first_token(self) -> float | None:

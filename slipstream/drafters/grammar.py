@@ -19,6 +19,7 @@ from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
 _FEW = 64  # allowed tokens; with more of them the model is free
+_TRUSTED = 3  # tokens of a match in the text that a grammar is worth
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,11 @@ class GrammarDrafter(Drafter[GrammarOptions]):
     helps = "JSON by a schema: names, punctuation, enumerations; without structured_outputs it drafts nothing"
     cost = "a few microseconds per node"
     needs = "requests with structured_outputs"
+    on_request = True
     options_type = GrammarOptions
 
-    def signal(self, sequence: Sequence) -> Signal | None:
-        return None if sequence.constraint is not None else Signal(matched=0, least=1)
+    def signal(self, sequence: Sequence) -> Signal:
+        return Signal(matched=_TRUSTED if sequence.constraint is not None else 0, least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]

@@ -20,6 +20,7 @@ _LONGEST_MATCH = 16  # tokens: longer matches are all the same
 _SURE = 4  # tokens that agree leave no doubt
 _MOST_PLACES = 256  # occurrences of a token that are looked at
 _KEPT = 0.97  # probability that the next token follows the prediction too, well inside an unchanged part
+_TRUSTED = 4  # tokens of a match in the text that a run of one predicted token is worth
 _RESUMED = (0.6, 0.45)  # confidence after one token that differs: it replaced the predicted one, it was inserted
 
 
@@ -101,10 +102,14 @@ class PredictionDrafter(Drafter[PredictionOptions]):
     helps = "rewriting a file or a document with few changes; without a prediction it drafts nothing"
     cost = "a few dictionary look-ups"
     needs = "requests with a prediction"
+    on_request = True
     options_type = PredictionOptions
 
-    def signal(self, sequence: Sequence) -> Signal | None:
-        return None if sequence.request.prediction else Signal(matched=0, least=1)
+    def signal(self, sequence: Sequence) -> Signal:
+        if not sequence.request.prediction:
+            return Signal(matched=0, least=1)
+        run = self._state(sequence).here.run
+        return Signal(matched=_TRUSTED + run if run else 1, least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]
