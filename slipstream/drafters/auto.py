@@ -37,10 +37,10 @@ _HEADS = ("eagle3", "parallel", "mtp", "medusa", "kangaroo")  # the first that w
 @dataclass(frozen=True)
 class AutoOptions(DraftOptions):
     """`drafters`: the drafters to pick from (default: suffix, what requests bring, and a head that was trained for the
-    target). `model`: a smaller model of the same vocabulary to pick from, too. `max_nodes`, `max_depth`: limits of a tree. `objective`:
-    `latency` (the mean speed of requests) or `throughput` (tokens of all). `max_tpot_ms`: no draft that would make a
-    token take longer (0: no bound). `clock`: `no` decides from saved costs and the request's own counts alone, so that
-    the same request is decided in the same way again.
+    target). `model`: a smaller model of the same vocabulary to pick from, too. `max_nodes`, `max_depth`: limits of a
+    tree. `objective`: `latency` (the mean speed of requests) or `throughput` (tokens of all). `max_tpot_ms`: no draft
+    that would make a token take longer (0: no bound). `clock`: `no` decides from saved costs and the request's own
+    counts alone, so that the same request is decided in the same way again.
     """
 
     depth: int = 0

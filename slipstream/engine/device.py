@@ -75,7 +75,7 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only. Grammars, predictions, and longer lists of likeliest tokens or of bad words than rounds hold,
+        """Rounds serve decoding only. Grammars, predictions, and more likeliest tokens or bad words than rounds hold,
         need the host.
         """
         sequence = work.sequence
