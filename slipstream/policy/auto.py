@@ -339,20 +339,19 @@ class AutoPolicy:
         tree, path = item.verified
         record.pending = None
         drafted = len(tree) > 1
-        sequence.stats.decisions.append(
-            Decision(
-                pending.way,
-                pending.probe,
-                pending.matched,
-                pending.tokens,
-                pending.ms,
-                pending.plain_ms,
-                tree.drafted,
-                item.new_tokens,
-                report.draft_ms,
-                report.verify_ms,
-            )
+        item.decision = Decision(
+            pending.way,
+            pending.probe,
+            pending.matched,
+            pending.tokens,
+            pending.ms,
+            pending.plain_ms,
+            tree.drafted,
+            item.new_tokens,
+            report.draft_ms,
+            report.verify_ms,
         )
+        sequence.stats.decisions.append(item.decision)
         if not pending.way:
             return
         record.add(pending.way, pending.context, len(path), tree.drafted)
