@@ -120,16 +120,19 @@ class Run:
             requests = [
                 (self._encoded(index, number, condition), self._params(index, condition, setting)) for index in asking
             ]
-            choices = self._traced(requests[0], asking[0], name) if self._traces(turn) else self._answered(requests)
+            if self._traces(turn):
+                choices = self._traced(requests[0], asking[0], name)
+            else:
+                choices = self._answered(requests, condition.batch)
             wall = _wall_ms(choices)
             for index, (prompt_ids, _), choice in zip(asking, requests, choices, strict=True):
                 self._history.setdefault((index, number), choice.text)
                 found.append(_answer(choice, len(prompt_ids), turn, name, index, number, wall))
         return found
 
-    def _answered(self, requests: Sequence[Request]) -> list[Completion]:
-        """The answers to requests that are sent together."""
-        outputs = dict(self.llm.answers(requests, len(requests), text=True))
+    def _answered(self, requests: Sequence[Request], at_once: int) -> list[Completion]:
+        """The answers to requests, so many of which run at once."""
+        outputs = dict(self.llm.answers(requests, at_once, text=True))
         return [outputs[place].outputs[0] for place in range(len(requests))]
 
     def _traces(self, turn: Turn) -> bool:

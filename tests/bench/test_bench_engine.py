@@ -47,7 +47,7 @@ def measured(run: Run, seconds: float = 60.0, *, rounds: int = 1) -> dict[str, A
 
     def after(turn: Any) -> None:
         for number, condition in enumerate(run.conditions):
-            wanted = rounds * -(-len(order) // condition.batch)
+            wanted = rounds * -(-len(order) // condition.group)
             schedule.tight[number] = len({(a.group, a.round) for a in run.answers if a.condition == number}) >= wanted
 
     run.measure(schedule, after)
@@ -141,7 +141,7 @@ def test_sweeps_change_one_thing_at_a_time(llm: LLM) -> None:
     assert all(180 <= answer.prompt_tokens <= 210 for answer in run.answers)
     assert max(answer.stats.drafted / max(1, answer.stats.steps) for answer in run.answers) <= 4
     groups = Counter((a.group, a.round, a.setting) for a in run.answers if a.condition == 1)
-    assert set(groups.values()) == {3}
+    assert set(groups.values()) == {6}, "twice as many as run at once"
     cold, warm = ([a.token_ids for a in run.answers if a.condition == c and a.setting == "none"] for c in (0, 2))
     assert cold != warm
 
