@@ -32,6 +32,7 @@ from slipstream.commands.demo import demo
 from slipstream.commands.drafters import drafters
 from slipstream.commands.env import env
 from slipstream.commands.run import run
+from slipstream.commands.serve import serve
 from slipstream.commands.shared.options import Described, EngineSetup, ModelSetup, Sampling
 from slipstream.commands.simulate import simulate
 from slipstream.commands.synth import synth
@@ -251,7 +252,7 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     ]
 
 
-for _verb in (demo, run, chat, batch, check, drafters, tune, simulate, synth, train, import_, export, env):
+for _verb in (demo, run, chat, serve, batch, check, drafters, tune, simulate, synth, train, import_, export, env):
     _register(_verb)
 _register(build, corpora)
 _register_group(bench, benches)
