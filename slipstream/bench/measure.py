@@ -55,10 +55,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.encoder = Encoder(self.llm.get_tokenizer())
-        for prompt in self.prompts:
-            if prompt.servers_only:
-                name = min(prompt.servers_only)
-                raise PromptError(f"{prompt.name}: {name} needs a server", hint="measure one with --url")
+        self._sampling = [prompt.engine_sampling() for prompt in self.prompts]
 
     @cached_property
     def fitting(self) -> list[int]:
@@ -80,7 +77,7 @@ class Run:
         return len(said) + (1 + len(prompt.turns)) * (self._params(index, condition, PLAIN).max_tokens or 0)
 
     def _params(self, index: int, condition: Condition, setting: str) -> SamplingParams:
-        asked = {"temperature": 0.0, "max_tokens": self.tokens, "seed": index, **self.prompts[index].sampling}
+        asked = {"temperature": 0.0, "max_tokens": self.tokens, "seed": index, **self._sampling[index]}
         if condition.temperature is not None:
             asked["temperature"] = condition.temperature
         return SamplingParams(**asked, speculate=setting)

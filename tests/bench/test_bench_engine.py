@@ -167,11 +167,23 @@ def test_prompts_without_room_for_an_answer_are_named_and_not_shortened(llm: LLM
 
 
 def test_a_field_for_servers_is_refused(llm: LLM) -> None:
-    strict = BenchPrompt("s", "s", ({"role": "user", "content": "x"},), servers_only={"response_format": {}})
-    with pytest.raises(PromptError, match="s: response_format needs a server"):
-        run_of(llm, [strict])
+    asked = ({"role": "user", "content": "x"},)
+    for wire, message in (
+        ({"tool_choice": "required"}, "s: tool_choice needs a server"),
+        ({"response_format": {"type": "yaml"}}, "s: response_format=.* is not known"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "s: "),
+    ):
+        with pytest.raises(PromptError, match=message):
+            run_of(llm, [BenchPrompt("s", "s", asked, wire=wire)])
     with pytest.raises(OptionError, match="nothing to compare"):
         check_settings(["none"])
+
+
+def test_a_format_is_honoured(llm: LLM) -> None:
+    wire = {"response_format": {"type": "json_object"}, "prediction": {"type": "content", "content": "{}"}}
+    run = run_of(llm, [BenchPrompt("j", "j", ({"role": "user", "content": "x"},), wire=wire)])
+    measured(run)
+    assert all(answer.text.lstrip().startswith("{") for answer in run.answers)
 
 
 def test_a_run_ends_when_its_time_is_up(llm: LLM) -> None:
