@@ -30,6 +30,7 @@ from slipstream.commands.demo import demo
 from slipstream.commands.drafters import drafters
 from slipstream.commands.env import env
 from slipstream.commands.run import run
+from slipstream.commands.serve import serve
 from slipstream.commands.shared.options import Described, EngineSetup, ModelSetup, Sampling
 from slipstream.commands.synth import synth
 from slipstream.commands.train import train
@@ -218,6 +219,6 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     ]
 
 
-for _verb in (demo, run, chat, batch, check, drafters, tune, synth, train, import_, export, env):
+for _verb in (demo, run, chat, serve, batch, check, drafters, tune, synth, train, import_, export, env):
     _register(_verb)
 _register(build, corpora)

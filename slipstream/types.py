@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from slipstream.params import SamplingParams as SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.tree import TokenTree
+
+
+_TREES_KEPT = 512  # for a reader of a traced request that falls behind: trees are large
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Plan:
     nodes: int = 0  # drafted nodes, the root not counted
     branch: int = 1  # children per node at most
     min_confidence: float = 0.0  # paths below this joint probability are not extended
+    min_level: float = 0.0  # a level is grown only if the nodes above it promise so many accepted tokens
+    parts: tuple[Plan, ...] = ()  # of a drafter whose parts are planned one by one, in their order
     rounds: int = 0  # at most, of a burst on a device; 0: one step on the host
     ahead: bool = False  # the next burst of the same sequences may start before this one is reported
 
@@ -27,6 +32,54 @@ class Plan:
     def drafts(self) -> bool:
         """Whether the drafter is asked at all."""
         return self.depth > 0 and self.nodes > 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds within which the policy decides. The objective is `latency` or `throughput`."""
+
+    drafters: frozenset[str] | None = None  # None: all that are loaded
+    nodes: int = 64
+    depth: int = 16
+    objective: str = "latency"
+    max_tpot_ms: float = 0.0  # 0: no bound
+    clock: bool = True  # False: costs are those of the saved table, and nothing is learnt from other requests
+
+
+class Decision(NamedTuple):
+    """What the policy decided for one sequence in one step, what it expected, and what came of it."""
+
+    drafters: tuple[str, ...]  # empty: plain decoding
+    probe: bool  # tried to learn what it brings
+    matched: int  # tokens of the repeated suffix, where a drafter looks for one
+    expected_tokens: float  # of the sequence in this step
+    expected_ms: float
+    plain_ms: float  # expected of a step without drafts
+    nodes: int  # verified
+    tokens: int  # emitted
+    draft_ms: float
+    verify_ms: float
+
+    @property
+    def reason(self) -> str:
+        """The decision in one sentence."""
+        plain = f"plain decoding gives 1 in {self.plain_ms:.1f} ms"
+        if not self.drafters:
+            return f"no draft: nothing promised more than plain decoding ({self.plain_ms:.1f} ms a token)"
+        who = "+".join(self.drafters)
+        seen = f", which saw {self.matched} repeated tokens," if self.matched else ""
+        if self.probe:
+            return f"{who}{seen} was tried to learn what it brings"
+        return f"{who}{seen} promised {self.expected_tokens:.1f} tokens in {self.expected_ms:.1f} ms; {plain}"
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What a warm-up took."""
+
+    seconds: float = 0.0
+    mib: float = 0.0  # of GPU memory, for graphs and buffers
+    graphs: int = 0  # kinds of rounds
 
 
 @dataclass
@@ -54,6 +107,8 @@ class Stats:
     draft_faults: int = 0
     lossy: bool = False
     origins: list[str | None] = field(default_factory=list)  # per emitted token: its drafter, or None
+    drafted_by: dict[str, int] = field(default_factory=dict)  # drafter -> nodes that it offered to the host runner
+    decisions: list[Decision] = field(default_factory=list)  # per step on the host, if the policy decided
 
     @property
     def tokens_per_step(self) -> float:
@@ -79,6 +134,11 @@ class Stats:
         tokens, ms = (self.decoded, self.decode_ms) if self.decoded else (self.emitted, self.prefill_ms)
         return 1000.0 * tokens / ms if ms > 0 else 0.0
 
+    def outcome_of(self, drafter: str) -> tuple[int, int]:
+        """How many nodes of a drafter were emitted, and how many rejected: `usage` of predicted outputs has both."""
+        accepted = self.origins.count(drafter)
+        return accepted, self.drafted_by.get(drafter, 0) - accepted
+
     def add(self, other: Stats) -> None:
         """Add another request's counters to these."""
         for name in ("steps", "drafting_steps", "drafted", "accepted", "emitted", "decoded", "draft_faults"):
@@ -90,8 +150,11 @@ class Stats:
             mine.extend([0] * (len(theirs) - len(mine)))
             for i, count in enumerate(theirs):
                 mine[i] += count
+        for drafter, count in other.drafted_by.items():
+            self.drafted_by[drafter] = self.drafted_by.get(drafter, 0) + count
         self.lossy = self.lossy or other.lossy
         self.origins = self.origins + other.origins
+        self.decisions = self.decisions + other.decisions
 
     def as_dict(self) -> dict[str, object]:
         """Plain numbers for JSON."""
@@ -157,6 +220,7 @@ class Completion:
     stats: Stats
     seed: int
     metrics: RequestMetrics | None = None
+    cached_tokens: int = 0  # of the prompt, whose K/V were in the cache when it was started
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -234,3 +298,18 @@ class Delta:
     finish_reason: str | None = None
     completion: Completion | None = None  # the whole choice, with its last delta
     trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order
+    logprobs: list[Logprobs] | None = None  # one entry per token; None unless asked for
+
+    def then(self, later: Delta) -> Delta:
+        """This delta and the next one of the same choice as one, for a reader that has not read this one yet."""
+        scored = None if self.logprobs is None or later.logprobs is None else self.logprobs + later.logprobs
+        return Delta(
+            index=self.index,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            origins=self.origins + later.origins,
+            finish_reason=later.finish_reason,
+            completion=later.completion,
+            trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            logprobs=scored,
+        )

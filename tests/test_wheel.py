@@ -28,7 +28,8 @@ def test_the_wheel_is_whole_and_works_elsewhere(tmp_path: Path) -> None:
     assert ours == {str(p.relative_to(installed)) for p in (installed / "slipstream").rglob("*.py")}
     assert (installed / "slipstream" / "py.typed").exists()
     data = {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream" / "drafters").rglob("*.[js]*") if p.is_file()}
-    assert data and data <= {
+    data |= {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream" / "server" / "playground").iterdir()}
+    assert "slipstream/server/playground/index.html" in data and data <= {
         str(p.relative_to(installed)) for p in (installed / "slipstream").rglob("*") if p.is_file()
     }
     code = "import slipstream, sys; from slipstream import LLM; print(slipstream.__file__)"

@@ -363,7 +363,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         if params.greedy:
             return scores
         scores = scores / params.temperature
-        if not sampler.simple:  # only tokens within top-k, top-p and min-p can be chosen
+        if params.cuts:  # only tokens within top-k, top-p and min-p can be chosen
             scores = torch.stack([self._supported(sampler, row) for row in scores])
         if self.target.reads_draws:
             return scores  # this verifier does not choose by noise: the likeliest guess is best

@@ -26,10 +26,13 @@ ENTRY_POINTS = "slipstream.drafters"
 
 # Modules are named by strings: a method's file is imported on first use.
 _BUILT_IN = {
+    "auto": "slipstream.drafters.auto:AutoDrafter",
     "none": "slipstream.drafters.none:NoDrafter",
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
     "lookahead": "slipstream.drafters.lookahead:LookaheadDrafter",
+    "prediction": "slipstream.drafters.prediction:PredictionDrafter",
+    "grammar": "slipstream.drafters.grammar:GrammarDrafter",
     "draft_model": "slipstream.drafters.draft_model_distilled:DistilledDrafter",
     "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
     "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",
@@ -43,7 +46,7 @@ _BUILT_IN = {
     "cascade": "slipstream.drafters.cascade:CascadeDrafter",
 }
 
-DEFAULT = "suffix"
+DEFAULT = "auto"
 
 AnyDrafter = Drafter[Any]
 Options = typing.TypeVar("Options")

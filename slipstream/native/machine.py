@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch  # loads the OpenMP library whose threads the kernels use
 
@@ -65,3 +67,13 @@ def has_amx() -> bool:
 def threads() -> int:
     """The number of threads of a kernel: as many as torch uses."""
     return torch.get_num_threads()
+
+
+def cpu_model() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

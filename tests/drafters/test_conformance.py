@@ -21,6 +21,12 @@ from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 CASES: dict[str, list[Any]] = {
     "none": [None],
+    "auto": [
+        "auto",
+        "auto:max_nodes=5,max_depth=3,objective=throughput",
+        {"method": "auto", "drafters": ["suffix", {"method": "eagle3", "checkpoint": "head:eagle3"}]},
+        {"method": "auto", "drafters": ["ngram:min_n=1", {"method": "draft_model", "model": "tiny:0"}], "clock": False},
+    ],
     "ngram": ["ngram:min_n=1,max_n=3"],
     "suffix": [
         "suffix:min_confidence=0,nodes=20,depth=9",
@@ -28,6 +34,8 @@ CASES: dict[str, list[Any]] = {
         f"suffix:corpus={tiny_corpus()},min_confidence=0",
     ],
     "lookahead": ["lookahead", "lookahead:window=3,ngram=3,guesses=2,pool=20", "lookahead:window=1,ngram=6,branch=1"],
+    "prediction": ["prediction"],  # with predictions: test_prediction.py
+    "grammar": ["grammar"],  # with grammars: tests/grammar/
     "draft_model": [
         {"method": "draft_model", "model": "tiny:0"},  # the target itself: everything is accepted
         {"method": "draft_model", "model": "tiny:1", "depth": 3},

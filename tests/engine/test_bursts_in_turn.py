@@ -11,7 +11,7 @@ from slipstream import SamplingParams
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters.heads.sequential import FeatureLoop
 from slipstream.engine.burst import Launched
-from slipstream.errors import EngineClosed
+from slipstream.errors import EngineFailed
 from slipstream.gpu.lanes import Lanes
 from tests.engine.test_rounds import TREES, asked, drafting_llm
 from tests.laned import burst_of, burst_on_cpu
@@ -36,14 +36,14 @@ def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> t
         bursts += 1
         settle(launched, *args)
         lanes, sequences = launched.buffers.lanes, launched.sequences
-        idle = lanes.slots[len(sequences) :]
+        idle = lanes.slots[sorted(set(range(lanes.size)).difference(launched.lanes))]
         assert (idle <= launched.buffers.rounds * (1 + lanes.depth)).all(), "lanes without a sequence run out of pages"
-        for lane, sequence in enumerate(sequences):
+        for lane, sequence in zip(launched.lanes, sequences, strict=True):
             if not sequence.finished:
                 assert lanes.slots[lane] == sequence.cached == len(sequence.tokens) - 1
                 assert lanes.tokens[lane, 0] == sequence.tokens[-1]
         if not go_on:
-            burst._last = None
+            launched.buffers.seats.forget()
 
     with monkeypatch.context() as patched:
         patched.setattr(Lanes, "fill", counted_fill)
@@ -95,9 +95,10 @@ def test_it_makes_no_difference_who_comes_goes_and_is_set_aside(
         burst = burst_of(burst_on_cpu(llm, monkeypatch, ahead=ahead))
         settle = burst.settle
 
-        def settled(*args: Any, burst: Any = burst, settle: Any = settle, go_on: bool = go_on) -> None:
-            settle(*args)
-            burst._last = burst._last if go_on else None
+        def settled(launched: Launched, *args: Any, settle: Any = settle, go_on: bool = go_on) -> None:
+            settle(launched, *args)
+            if not go_on:
+                launched.buffers.seats.forget()
 
         monkeypatch.setattr(burst, "settle", settled)
         outputs = dict(llm.answers(mixed(seed), 4))
@@ -170,7 +171,7 @@ def test_an_interrupt_while_the_last_round_runs_leaves_nothing(monkeypatch: pyte
 
     monkeypatch.setattr(burst, "commit", interrupted)
     how = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (12, 60)]
-    with pytest.raises(EngineClosed, match="KeyboardInterrupt"):  # no client was interrupted, the engine was
+    with pytest.raises(EngineFailed, match="KeyboardInterrupt"):  # no client was interrupted, the engine was
         llm.generate(asked(2), how)
     assert llm.engine.scheduler.idle
     assert llm.cache.available == llm.cache.capacity

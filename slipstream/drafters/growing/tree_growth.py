@@ -123,6 +123,10 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         """A pass over the nodes of each tree that have not been fed; their logits, tree after tree."""
 
+    def unread(self, sequence: Sequence) -> int:
+        seen = sequence.table.lengths.get(self.key)
+        return 0 if seen is None else max(0, len(sequence.tokens) - 1 - seen)
+
     def room(self, sequence: Sequence) -> int:
         """Levels that still fit in the model's own context."""
         return self.target.longest - len(sequence.tokens)
@@ -211,6 +215,8 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         # A child is less likely than its parent: nothing below these would be offered.
         bar = growth.bar(candidates)
         worth = 0 if last else sum(joint > bar for joint, _, _ in candidates[: self.width(plan)])
+        if worth and plan.min_level > sum(joint for joint, _, _ in candidates[:worth]):
+            worth = 0  # at most so many tokens would be accepted on the next level
         for joint, parent, token in sorted(candidates[:worth], key=lambda c: c[1]):
             tree.add(parent, token, origin=self.name, confidence=joint)
         growth.leaves.extend(candidates[worth:])
