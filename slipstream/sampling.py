@@ -16,6 +16,7 @@ import torch
 
 from slipstream import noise
 from slipstream.errors import OptionError
+from slipstream.gumbel_max import drawn
 from slipstream.tree import TokenTree
 from slipstream.types import Logprob, Logprobs, SamplingParams
 
@@ -231,16 +232,22 @@ class Sampler:
         """The target's choice after `path`: the same for every caller, at any time."""
         if self.params.greedy:
             return largest(self.adjusted(row, path))
+        if self.simple and (token := drawn(row, self.params.temperature, self.noise_key(path))) is not None:
+            return token
         support = self.support(row, path)
         if support.logits.numel() == 1:
             return support.token(0)
-        return support.token(largest(self.perturbed(support, path)))
+        index = drawn(support.logits, 1.0, self.noise_key(path), support.ids)
+        return support.token(largest(self.perturbed(support, path)) if index is None else index)
 
     def perturbed(self, support: Support, path: Sequence[int]) -> torch.Tensor:
         """Scaled logits plus the noise of this position: the largest is the choice. Drafters use the same noise."""
         ids = support.ids if support.ids is not None else len(support.logits)
-        noise_key = noise.key(self.position + len(path), noise.MATCH, start=self.stem)
-        return support.logits.double() + noise.gumbel(noise_key, ids, str(support.logits.device))
+        return support.logits.double() + noise.gumbel(self.noise_key(path), ids, str(support.logits.device))
+
+    def noise_key(self, path: Sequence[int]) -> int:
+        """Key of the noise by which the token after `path` is chosen."""
+        return noise.key(self.position + len(path), noise.MATCH, start=self.stem)
 
     def probabilities(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         """The distribution after `path` over the whole vocabulary, float64."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cache import PageTable, SavedPages
 from slipstream.sampling import BadWords, Sampler, Spell
-from slipstream.types import Completion, Logprobs, RequestMetrics, SamplingParams, Stats
+from slipstream.types import Completion, Limits, Logprobs, RequestMetrics, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from slipstream.text import IncrementalDecoder, StopStrings
@@ -48,6 +48,7 @@ class Sequence:
     saved: SavedPages | None = None
     drafting: dict[str, Any] = field(default_factory=dict)  # a drafter's state for this sequence
     drafter: str = PLAIN  # its name in the engine's set
+    limits: Limits | None = None  # of the request, within which the policy decides
     needs: tuple[str, ...] = ()  # stores of that drafter in which a page found in the cache must have rows
     dropped: set[str] = field(default_factory=set)  # drafters that failed on it
     base: int | None = None  # of a shadow: the length of the sequence it was made from

@@ -88,7 +88,7 @@ def test_sampling_params() -> None:
 def test_llm() -> None:
     assert parameters(LLM) == {
         "model": "smollm2-135m",
-        "speculate": "suffix",
+        "speculate": "auto",
         "speculative_config": None,
         "drafters": (),
         "verifier": "match",
@@ -143,12 +143,15 @@ def test_drafters() -> None:
         "rollback",
         "device_draft",
         "close",
+        "take_calls",
+        "unread",
     }
     assert Drafter.__abstractmethods__ == {"propose"}
     assert parameters(Drafter.__init__) == {"options": ..., "target": ...}
     assert parameters(DraftOptions) == {"depth": 8, "nodes": 16, "branch": 2, "min_confidence": 0.0}
     assert parameters(Plan) == {
-        "depth": 0, "nodes": 0, "branch": 1, "min_confidence": 0.0, "rounds": 0, "ahead": False,
+        "depth": 0, "nodes": 0, "branch": 1, "min_confidence": 0.0, "min_level": 0.0, "parts": (), "rounds": 0,
+        "ahead": False,
     }  # fmt: skip
     assert set(drafter_names()) >= {  # and those of other packages that are installed
         "none", "ngram", "suffix", "lookahead", "draft_model", "foreign_draft", "early_exit", "layer_skip", "kangaroo",

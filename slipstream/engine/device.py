@@ -231,7 +231,7 @@ class DeviceRunner:
         draft_ms, verify_ms = (
             timer.milliseconds(rounds) for timer in (launched.collected.drafting, launched.collected.verifying)
         )
-        return Report(unfinished, rows, draft_ms, verify_ms, burst.tally(launched))
+        return Report(unfinished, rows, draft_ms=draft_ms, verify_ms=verify_ms, tally=burst.tally(launched))
 
 
 def _begun(burst: Burst, sequences: list[Sequence], plan: Plan) -> Launched:

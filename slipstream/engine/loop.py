@@ -175,6 +175,8 @@ class EngineLoop:
             self._run_commands(wait=False)
         finally:
             self._fail_all(EngineClosed("the engine was closed while the request was running"))
+            if self._core is not None:
+                self._core.close()
         self._core = None
 
     def _run_commands(self, *, wait: bool = True) -> None:

@@ -36,6 +36,16 @@ class Round(NamedTuple):
     target: Scored | None = None  # for logprobs, if they were asked for
 
 
+class DraftCall(NamedTuple):
+    """One call of a part of a drafter whose parts are planned apart."""
+
+    drafter: str  # its label
+    sequences: int
+    levels: int
+    ms: float
+    read: int  # tokens that it had to read first
+
+
 @dataclass
 class Progress:
     """One sequence's part of a report. The emitter consumes `rounds` and counts `new_tokens`."""
@@ -44,6 +54,7 @@ class Progress:
     rounds: list[Round] = field(default_factory=list)
     new_tokens: int = 0
     trees: list[TokenTree] = field(default_factory=list)  # of its rounds, if the request is traced
+    verified: tuple[TokenTree, Seq[int]] | None = None  # on the host: the tree and its accepted path
 
 
 @dataclass(frozen=True)
@@ -52,9 +63,11 @@ class Report:
 
     progress: list[Progress]
     rows: int = 0  # of the target passes, over all sequences
+    prompt_rows: int = 0  # of them, tokens of prompts
     draft_ms: float = 0.0
     verify_ms: float = 0.0  # target pass and verification
     tally: Tally = field(default_factory=Tally)
+    calls: Seq[DraftCall] = ()  # on the host
 
     def charge(self, sequences: int, other_ms: float) -> None:
         """Split the time evenly over `sequences` sequences, and add it to the stats of those reported here."""
