@@ -149,6 +149,16 @@ def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer | None) -> tuple[tup
     return tuple(found)
 
 
+def prediction_ids(prediction: str | Seq[int] | None, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
+    """The tokens of a predicted output."""
+    if isinstance(prediction, str):
+        if tokenizer is None:
+            raise OptionError("a prediction in text needs a tokenizer", hint="give token ids")
+        return tuple(tokenizer.encode(prediction, add_special=False))
+    _require_tokens("prediction", prediction or (), vocab_size)
+    return tuple(prediction or ())
+
+
 def check_prompt(ids: Seq[int], longest: int, context: int, vocab_size: int) -> None:
     """Refuse a prompt that the model cannot read; `longest`: tokens that a sequence may have."""
     if not ids:

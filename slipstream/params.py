@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class SamplingParams:
     skip_special_tokens: bool = True  # special tokens give no text
     detokenize: bool = True  # False: token ids only
     speculate: str | Mapping[str, object] | bool | None = None  # a drafter; False: plain decoding; None: the default
+    structured_outputs: Mapping[str, object] | None = None  # one of json, json_object, regex, choice, grammar
+    prediction: str | Sequence[int] | None = None  # a text, or its tokens, that the answer will repeat in large parts
 
     def __post_init__(self) -> None:
         """Convert every value to Python's own type, or refuse it: what passes here cannot fail in a batch."""
@@ -53,6 +56,8 @@ class SamplingParams:
         checks.require(fits, "min_tokens", self.min_tokens, "at most max_tokens")
         if self.stop and not self.detokenize:
             raise OptionError("detokenize=False leaves no text to search for stop strings", hint="use stop_token_ids")
+        if self.structured_outputs and self.ignore_eos:
+            raise OptionError("structured_outputs end with an end token, which ignore_eos ignores", hint="leave it out")
 
     @property
     def greedy(self) -> bool:
@@ -129,6 +134,52 @@ def _allowed(name: str, value: object) -> tuple[int, ...] | None:
     return ids
 
 
+def _structured(name: str, value: object) -> dict[str, object] | None:
+    """Exactly one kind and its source: a schema as JSON text, a pattern, the choices, a grammar."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or len(value) != 1 or (kind := next(iter(value))) not in _KINDS:
+        raise OptionError(f"{name}={checks.shown(value)} is not valid", hint=f"give one of {', '.join(_KINDS)}")
+    return {kind: _KINDS[kind](f"{name}: {kind}", value[kind])}
+
+
+def _schema(name: str, value: object) -> str:
+    """A JSON schema as text, which is what compiles and what is kept of a mapping that the caller may change."""
+    try:
+        schema = json.loads(value) if isinstance(value, str) else json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"{name} is no JSON: {' '.join(str(error).split())}") from None
+    if not isinstance(schema, dict):
+        raise OptionError(f"{name}={checks.shown(value)} is no JSON schema", hint="valid: an object, or its JSON text")
+    return json.dumps(schema)
+
+
+def _true(name: str, value: object) -> bool:
+    checks.require(value is True, name, value, "True")
+    return True
+
+
+def _choices(name: str, value: object) -> tuple[str, ...]:
+    found = checks.strings(name, value)
+    checks.require(len(found) > 0, name, value, "one string or more")
+    return found
+
+
+_KINDS: Mapping[str, Callable[[str, object], object]] = {
+    "json": _schema,
+    "json_object": _true,
+    "regex": checks.text,
+    "choice": _choices,
+    "grammar": checks.text,
+}
+
+
+def _prediction(name: str, value: object) -> str | tuple[int, ...] | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    return checks.token_ids(name, value) or None
+
+
 def _or_none(check: Callable[[str, object], object]) -> Callable[[str, object], object]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -170,4 +221,6 @@ _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "skip_special_tokens": checks.flag,
     "detokenize": checks.flag,
     "speculate": _speculate,
+    "structured_outputs": _structured,
+    "prediction": _prediction,
 }

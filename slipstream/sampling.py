@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from slipstream.errors import OptionError
 from slipstream.gumbel_max import drawn
 from slipstream.tree import TokenTree
 from slipstream.types import Logprob, Logprobs, SamplingParams
+
+if TYPE_CHECKING:
+    from slipstream.grammar import Constraint
 
 Spell = Callable[[int], str | None]  # the text of a token
 
@@ -87,7 +91,7 @@ class BadWords:
 
 def _has_choice(row: torch.Tensor) -> bool:
     """Whether any token may be chosen. NaN is reported elsewhere."""
-    return not bool((row == float("-inf")).all())
+    return float(row[largest(row)]) != float("-inf")
 
 
 class Sampler:
@@ -102,7 +106,13 @@ class Sampler:
         output_ids: Sequence[int],
         end_ids: Sequence[int],
         bad_words: BadWords | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
+        self.constraint = constraint
+        # The same sampler without its grammar: what chooses before the choice is checked.
+        self.free = self
+        if constraint is not None:
+            self.free = Sampler(params, seed, choice, prompt_ids, output_ids, end_ids, bad_words)
         self.params = params
         self.seed = seed
         self.choice = choice
@@ -124,12 +134,20 @@ class Sampler:
 
         If all allowed tokens are -inf in the row (a draft's vocabulary is smaller), they get the same logit.
         """
-        changed = self._changed(row, path)
-        if self.params.masks and not _has_choice(changed):
-            changed = self._changed(torch.zeros_like(row), path)
+        changed = self._changed(self.masked(row, path), path)
+        if (self.params.masks or self.constraint is not None) and not _has_choice(changed):
+            changed = self._changed(self.masked(torch.zeros_like(row), path), path)
             if not _has_choice(changed):
-                raise OptionError("allowed_token_ids, bad_words, logit_bias and min_tokens together forbid every token")
+                those = "allowed_token_ids, bad_words, logit_bias and min_tokens together forbid every token"
+                raise OptionError(those if self.constraint is None else f"structured_outputs, {those}")
         return changed
+
+    def masked(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
+        """Logits [vocab] without the tokens that the grammar forbids after `path`."""
+        forbidden = None if self.constraint is None else self.constraint.forbidden(path)
+        if forbidden is None:
+            return row
+        return row.masked_fill(torch.from_numpy(forbidden).to(row.device), float("-inf"))
 
     def _changed(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         params = self.params
@@ -230,6 +248,11 @@ class Sampler:
 
     def choose(self, row: torch.Tensor, path: Sequence[int]) -> int:
         """The target's choice after `path`: the same for every caller, at any time."""
+        if self.constraint is not None:
+            # Where nothing is cut, the best of all tokens, if it is allowed, is the best of the allowed ones.
+            if not self.params.cuts and self.constraint.allows(path, best := self.free.choose(row, path)):
+                return best
+            row = self.masked(row, path)
         if self.params.greedy:
             return largest(self.adjusted(row, path))
         if self.simple and (token := drawn(row, self.params.temperature, self.noise_key(path))) is not None:
@@ -272,6 +295,11 @@ class Sampler:
         """Tokens of the prompt."""
         return len(self._prompt)
 
+    @cached_property
+    def simple(self) -> bool:
+        """Whether a choice needs only the logits, the temperature and the noise."""
+        return not (self.params.adjusts or self.params.cuts)
+
     @property
     def position(self) -> int:
         """Absolute position of the token after the root."""
@@ -298,9 +326,10 @@ class TreeDistributions:
 
     def choose(self, node: int) -> int:
         """The target's choice after `node`."""
-        if self._chosen is not None:
+        path, constraint = self._tree.path_tokens(node), self._sampler.constraint
+        if self._chosen is not None and (constraint is None or constraint.allows(path, self._chosen[node])):
             return self._chosen[node]
-        return self._sampler.choose(self._rows[node], self._tree.path_tokens(node))
+        return self._sampler.choose(self._rows[node], path)
 
     def probabilities(self, node: int) -> torch.Tensor:
         """The target's distribution after `node`, float64 over the whole vocabulary."""

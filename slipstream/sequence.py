@@ -11,6 +11,7 @@ from slipstream.sampling import BadWords, Sampler, Spell
 from slipstream.types import Completion, Limits, Logprobs, RequestMetrics, SamplingParams, Stats
 
 if TYPE_CHECKING:
+    from slipstream.grammar import Constraint
     from slipstream.text import IncrementalDecoder, StopStrings
 
 TARGET = "target"  # name of the target's K/V store
@@ -29,6 +30,10 @@ class Request:
     bad_words: BadWords | None = None  # those of the parameters, as token ids
     with_text: bool = True  # whether its tokens are decoded to text
     trace: bool = False  # whether its deltas carry the verified trees
+    grammar: str | None = None  # that of its structured outputs, as llguidance writes it
+    prediction: tuple[int, ...] = ()  # that of the parameters, as token ids
+    priority: int = 0  # lower runs earlier
+    deadline: float | None = None  # by `time.perf_counter`: it ends with an error if it still runs then
 
 
 @dataclass(eq=False)  # compared by identity
@@ -42,6 +47,7 @@ class Sequence:
     decoder: IncrementalDecoder | None = None
     stops: StopStrings | None = None
     spell: Spell | None = None  # for logprobs
+    constraint: Constraint | None = None  # where it is in its grammar; given one is copied
     tokens: list[int] = field(init=False)
     output_ids: list[int] = field(default_factory=list)
     table: PageTable = field(default_factory=PageTable)
@@ -56,18 +62,29 @@ class Sequence:
     text: str = ""
     text_shown: int = 0  # characters that were streamed
     logprobs: list[Logprobs] = field(default_factory=list)
+    found: int = 0  # tokens of the prompt that were in the cache when it was started
     prompt_logprobs: list[Logprobs | None] | None = None  # of the first choice, for the part of the prompt that was fed
     finish_reason: str | None = None
     error: Exception | None = None  # the error that ended it
     stop_reason: str | int | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # when tokens were emitted, and how many together
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
         request, ends = self.request, sorted(self.end_ids)
+        if self.constraint is not None:
+            self.constraint = self.constraint.following(self.output_ids)
         self.sampler = Sampler(
-            request.params, request.seed, self.choice, request.prompt_ids, self.output_ids, ends, request.bad_words
+            request.params,
+            request.seed,
+            self.choice,
+            request.prompt_ids,
+            self.output_ids,
+            ends,
+            request.bad_words,
+            self.constraint,
         )
 
     @property
@@ -92,7 +109,7 @@ class Sequence:
         noise.
         """
         request = self.request if key is None else replace(self.request, seed=key)
-        twin = Sequence(request, self.choice, self.end_ids, self.longest)
+        twin = Sequence(request, self.choice, self.end_ids, self.longest, constraint=self.constraint)
         twin.sampler.take_over(self.sampler)
         twin.tokens[:] = self.tokens
         twin.output_ids[:] = self.output_ids
@@ -128,13 +145,15 @@ class Sequence:
             stats=self.stats,
             seed=self.request.seed,
             metrics=self.metrics,
+            cached_tokens=self.found,
         )
 
     @property
     def metrics(self) -> RequestMetrics:
         """When it arrived and when its tokens were emitted."""
         first = self.first_token_at
-        return RequestMetrics(self.arrived, first, None if first is None else first + self.stats.decode_ms / 1000)
+        last = None if first is None else first + self.stats.decode_ms / 1000
+        return RequestMetrics(self.arrived, first, last, tuple(self.chunks))
 
 
 @dataclass(frozen=True)

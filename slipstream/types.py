@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from slipstream.tree import TokenTree
 
 
+_TREES_KEPT = 512  # for a reader of a traced request that falls behind: trees are large
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much one sequence drafts in one step; made by the policy. Zero depth or nodes skips drafting."""
@@ -104,6 +107,7 @@ class Stats:
     draft_faults: int = 0
     lossy: bool = False
     origins: list[str | None] = field(default_factory=list)  # per emitted token: its drafter, or None
+    drafted_by: dict[str, int] = field(default_factory=dict)  # drafter -> nodes that it offered to the host runner
     decisions: list[Decision] = field(default_factory=list)  # per step on the host, if the policy decided
 
     @property
@@ -130,6 +134,11 @@ class Stats:
         tokens, ms = (self.decoded, self.decode_ms) if self.decoded else (self.emitted, self.prefill_ms)
         return 1000.0 * tokens / ms if ms > 0 else 0.0
 
+    def outcome_of(self, drafter: str) -> tuple[int, int]:
+        """How many nodes of a drafter were emitted, and how many rejected: `usage` of predicted outputs has both."""
+        accepted = self.origins.count(drafter)
+        return accepted, self.drafted_by.get(drafter, 0) - accepted
+
     def add(self, other: Stats) -> None:
         """Add another request's counters to these."""
         for name in ("steps", "drafting_steps", "drafted", "accepted", "emitted", "decoded", "draft_faults"):
@@ -141,6 +150,8 @@ class Stats:
             mine.extend([0] * (len(theirs) - len(mine)))
             for i, count in enumerate(theirs):
                 mine[i] += count
+        for drafter, count in other.drafted_by.items():
+            self.drafted_by[drafter] = self.drafted_by.get(drafter, 0) + count
         self.lossy = self.lossy or other.lossy
         self.origins = self.origins + other.origins
         self.decisions = self.decisions + other.decisions
@@ -189,6 +200,7 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     last_token_time: float | None = None
+    chunks: tuple[tuple[float, int], ...] = ()  # when tokens were delivered, and how many of them together
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -209,6 +221,7 @@ class Completion:
     stats: Stats
     seed: int
     metrics: RequestMetrics | None = None
+    cached_tokens: int = 0  # of the prompt, whose K/V were in the cache when it was started
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -286,3 +299,18 @@ class Delta:
     finish_reason: str | None = None
     completion: Completion | None = None  # the whole choice, with its last delta
     trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order
+    logprobs: list[Logprobs] | None = None  # one entry per token; None unless asked for
+
+    def then(self, later: Delta) -> Delta:
+        """This delta and the next one of the same choice as one, for a reader that has not read this one yet."""
+        scored = None if self.logprobs is None or later.logprobs is None else self.logprobs + later.logprobs
+        return Delta(
+            index=self.index,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            origins=self.origins + later.origins,
+            finish_reason=later.finish_reason,
+            completion=later.completion,
+            trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            logprobs=scored,
+        )

@@ -83,6 +83,7 @@ class Drafter(ABC, Generic[Options]):
     helps: ClassVar[str]  # when it helps, and when it does not
     cost: ClassVar[str]  # what a draft costs
     needs: ClassVar[str] = "nothing"  # what the user must provide
+    on_request: ClassVar[bool] = False  # whether it drafts only for requests that bring something to draft from
     translates: ClassVar[bool] = False  # whether its model's vocabulary is not the target's
     options_type: type[Options]
     taps: tuple[int, ...] = ()  # layers whose hidden states `observe` wants

@@ -48,12 +48,13 @@ class CompositeDrafter(Drafter[Options], Generic[Options]):
         self.stores_needed = tuple(store for drafter in self.drafters for store in drafter.stores_needed)
 
     def _device_draft(self, lanes: int, limits: Plan) -> DeviceDraft | None:
-        """`suffix` with one drafter that grows trees on the device. Anything else runs on the host.
+        """`suffix` with one drafter that grows trees on the device. Anything else runs on the host, as do requests
+        that bring something to draft from.
 
         `limits`: depth and nodes at most, where they are not 0.
         """
         own = [drafter for drafter in self.drafters if isinstance(drafter, SuffixDrafter)]
-        others = [drafter for drafter in self.drafters if drafter not in own]
+        others = [drafter for drafter in self.drafters if drafter not in own and not drafter.on_request]
         if len(own) != 1 or len(others) != 1 or not own[0].fits_a_device:
             return None
         trees = others[0].device_draft(lanes)

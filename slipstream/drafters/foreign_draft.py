@@ -219,7 +219,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
         """
         row = row[: len(self._tokenizer)].float()  # extra rows are padding
         token = int(row.argmax())
-        sampler, params = draft.request.sequence.sampler, draft.request.sequence.params
+        sampler, params = draft.request.sequence.sampler.free, draft.request.sequence.params
         plain = params.greedy and not params.adjusts
         theirs = self._twins.theirs
         if not plain and theirs.keys() >= {token, *draft.half} and (spelled := self._spell(draft)).whole:

@@ -31,6 +31,8 @@ _BUILT_IN = {
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
     "lookahead": "slipstream.drafters.lookahead:LookaheadDrafter",
+    "prediction": "slipstream.drafters.prediction:PredictionDrafter",
+    "grammar": "slipstream.drafters.grammar:GrammarDrafter",
     "draft_model": "slipstream.drafters.draft_model_distilled:DistilledDrafter",
     "foreign_draft": "slipstream.drafters.foreign_draft:ForeignDraftDrafter",
     "early_exit": "slipstream.drafters.early_exit:EarlyExitDrafter",

@@ -75,9 +75,13 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only. Longer lists of likeliest tokens or of bad words than they hold need the host."""
+        """Rounds serve decoding only. Grammars, predictions, and longer lists of likeliest tokens or of bad words than rounds hold,
+        need the host.
+        """
         sequence = work.sequence
         if sequence.first_token_at is None or len(work.pending) > 1 or (sequence.params.logprobs or 0) > TOPS:
+            return False
+        if sequence.constraint is not None or sequence.request.prediction:
             return False
         if not sequence.params.adjusts:
             return True

@@ -73,8 +73,11 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         for name in dict.fromkeys(request.sequence.drafter for request in asking):
             mine = [request for request in asking if request.sequence.drafter == name]
             for request, tree in zip(mine, self._offers(name, mine), strict=True):
-                if tree is not None and self.guarded(request.sequence, lambda w=request, t=tree: self._checked(w, t)):  # type: ignore[misc]
-                    trees[request.sequence] = tree
+                if tree is None:
+                    continue
+                checked = self.guarded(request.sequence, lambda w=request, t=tree: self._checked(w, t))  # type: ignore[misc]
+                if checked is not None:
+                    trees[request.sequence] = checked
         return trees
 
     def take_calls(self) -> list[DraftCall]:
@@ -92,9 +95,11 @@ class DrafterSet(Mapping[str, AnyDrafter]):
                 self.drop(request.sequence, DraftFault(f"a draft took {seconds:.1f} s"))
         return offers
 
-    def _checked(self, request: DraftRequest, tree: TokenTree) -> bool:
+    def _checked(self, request: DraftRequest, tree: TokenTree) -> TokenTree:
         tree.check(request.sequence.tokens[-1], self._vocab_size)
-        return True
+        if request.sequence.constraint is not None:
+            tree = request.sequence.constraint.pruned(tree)
+        return tree
 
     def observe(self, outcomes: list[Outcome]) -> None:
         """Report the verified results to each drafter, including those of finished sequences."""

@@ -29,9 +29,13 @@ def emit(progress: Progress) -> None:
     finally:  # tokens emitted before an error are delivered
         count = stats.emitted - before
         progress.new_tokens += count
+    now = sequence.first_token_at
     if not first:
+        now = time.perf_counter()
         stats.decoded += count
-        stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
+        stats.decode_ms = 1000 * (now - sequence.first_token_at)
+    if count:
+        sequence.chunks.append((now, count))
 
 
 def emits_each(sequence: Sequence) -> bool:
@@ -58,7 +62,7 @@ def _emit_each(sequence: Sequence, item: Round) -> None:
         _end(sequence, token)
         if sequence.finished:
             break
-    _count(sequence.stats, item.drafted, item.deepest, accepted)
+    _count(sequence.stats, item, accepted)
 
 
 def _emit_all(sequence: Sequence, rounds: list[Round]) -> None:
@@ -74,7 +78,7 @@ def _emit_all(sequence: Sequence, rounds: list[Round]) -> None:
         else:
             accepted = min(len(fresh), len(item.tokens) - 1)
             stats.origins += [*item.origins[:accepted], *[None] * (len(fresh) - accepted)]
-            _count(stats, item.drafted, item.deepest, accepted)
+            _count(stats, item, accepted)
         given += fresh
         if ended or len(given) == room:
             break
@@ -156,15 +160,18 @@ def _append_text(sequence: Sequence, tokens: list[int], *, last: bool, stoppable
         sequence.text += sequence.stops.flush()
 
 
-def _count(stats: Stats, drafted: int, deepest: int, accepted: int) -> None:
-    """Count a step that offered `drafted` nodes on `deepest` levels, of which `accepted` were accepted."""
+def _count(stats: Stats, item: Round, accepted: int) -> None:
+    """Count a step that offered a tree, `accepted` nodes of which were accepted and emitted."""
     stats.steps += 1
     stats.accepted += accepted
-    if not drafted:
+    if not item.drafted:
         return
     stats.drafting_steps += 1
-    stats.drafted += drafted
-    for counts, reached in ((stats.offered_by_depth, deepest), (stats.accepted_by_depth, accepted)):
-        counts.extend([0] * (deepest - len(counts)))
+    stats.drafted += item.drafted
+    for drafter in item.offered:
+        if drafter is not None:
+            stats.drafted_by[drafter] = stats.drafted_by.get(drafter, 0) + 1
+    for counts, reached in ((stats.offered_by_depth, item.deepest), (stats.accepted_by_depth, accepted)):
+        counts.extend([0] * (item.deepest - len(counts)))
         for depth in range(reached):
             counts[depth] += 1

@@ -157,7 +157,8 @@ class HostRunner:
         sequence.stats.lossy = self._state.verifier.lossy
         origins = [tree.origins[node] for node in verdict.nodes]
         deepest = max(d for d, scout in zip(tree.depths, tree.scouts, strict=True) if not scout)
-        given = Round(verdict.tokens, origins, tree.drafted, deepest, 1, verdict.nodes, target)
+        offered = [origin for origin, scout in zip(tree.origins[1:], tree.scouts[1:], strict=True) if not scout]
+        given = Round(verdict.tokens, origins, tree.drafted, deepest, 1, verdict.nodes, target, offered)
         return Outcome(sequence, verdict.tokens, taps, tree, scouted), given
 
     def _chosen(self, launched: _Launched) -> dict[Sequence, list[int] | None]:

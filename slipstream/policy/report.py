@@ -34,6 +34,7 @@ class Round(NamedTuple):
     steps: int = 1
     nodes: Seq[int] = ()  # the accepted path in the tree of `target`
     target: Scored | None = None  # for logprobs, if they were asked for
+    offered: Seq[str | None] = ()  # on the host: the drafters of the nodes that were offered
 
 
 class DraftCall(NamedTuple):

@@ -34,6 +34,8 @@ CASES: dict[str, list[Any]] = {
         f"suffix:corpus={tiny_corpus()},min_confidence=0",
     ],
     "lookahead": ["lookahead", "lookahead:window=3,ngram=3,guesses=2,pool=20", "lookahead:window=1,ngram=6,branch=1"],
+    "prediction": ["prediction"],  # with predictions: test_prediction.py
+    "grammar": ["grammar"],  # with grammars: tests/grammar/
     "draft_model": [
         {"method": "draft_model", "model": "tiny:0"},  # the target itself: everything is accepted
         {"method": "draft_model", "model": "tiny:1", "depth": 3},

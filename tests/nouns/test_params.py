@@ -28,6 +28,12 @@ BAD = [
     *[("logit_bias", value) for value in (5, [1], {"a": 1.0}, {1.5: 1.0}, {True: 1.0}, {1: "x"}, {1: None}, {-1: 1.0})],
     *[("logit_bias", {1: value}) for value in (math.inf, math.nan, 1e300, -1e300, True)],
     *[("speculate", value) for value in (5, ["suffix"], b"suffix", "")],
+    *[("structured_outputs", value) for value in (5, "json", {}, {"xml": "a"}, {"json": {}, "regex": "a"}, [("a", 1)])],
+    *[("structured_outputs", {"json": value}) for value in (5, "{", "[1]", [1], {"a": {1}}, True, None)],
+    *[("structured_outputs", {"json_object": value}) for value in (False, 1, None)],
+    *[("structured_outputs", {kind: value}) for kind in ("regex", "grammar") for value in (5, "", " ", None)],
+    *[("structured_outputs", {"choice": value}) for value in (5, "yes", [], [""], [5])],
+    *[("prediction", value) for value in (5, [1.5], [-1], {"a": 1}, b"x", ["a"])],
     ("n", 0),
     ("n", 10**9),
     ("top_k", -2),
@@ -51,6 +57,7 @@ def test_a_wrong_value_is_refused_in_one_line_that_names_the_field(name: str, va
     [
         ("min_tokens", {"min_tokens": 5, "max_tokens": 4}),
         ("detokenize", {"detokenize": False, "stop": "x"}),
+        ("structured_outputs", {"structured_outputs": {"json_object": True}, "ignore_eos": True}),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(name: str, settings: dict[str, Any]) -> None:

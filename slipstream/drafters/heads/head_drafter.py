@@ -123,7 +123,8 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         if growth.sequence.params.adjusts:
             return super()._candidates(growth, logits, parents)
         paths, noisy = [growth.tree.path_tokens(node) for node in parents], not self.target.reads_draws
-        return likeliest_children(growth.sequence.sampler, logits, paths, growth.plan.branch, self.vocab, noisy=noisy)
+        sampler = growth.sequence.sampler.free  # a grammar's mask has the target's vocabulary; the engine prunes
+        return likeliest_children(sampler, logits, paths, growth.plan.branch, self.vocab, noisy=noisy)
 
 
 def _requested(options: LearnedOptions) -> Plan:
