@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from inspect import signature
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+
+import torch
 
 from slipstream import checks, inputs, noise
 from slipstream.cache import PagedCache
@@ -30,10 +33,12 @@ from slipstream.models.view import TargetView
 from slipstream.progress_bar import progress_bar
 from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
-from slipstream.types import Delta, Output, SamplingParams
+from slipstream.types import Delta, Output, SamplingParams, WarmUp
 
-_WARM_UP_TOKENS = 48  # of each answer: enough for graphs to be captured and replayed
-_WARM_UP_LENGTHS = (1, 30, 60, 120, 240, 480, 2000)
+T = TypeVar("T")
+
+_WARM_UP_TOKENS = 24  # of each answer: enough for graphs to be captured and replayed
+_WARM_UP_LENGTHS = (1, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511, 2000)  # the sizes that prompts are padded to
 _WARM_UP_NEW = 30  # distinct tokens: rounds in which a drafter finds no repetition are captured too
 
 
@@ -187,19 +192,35 @@ class EngineClient:
         """Replace the weights by others of the same shape and decode plainly, while nothing runs; returns the old."""
         return self._loop.call(lambda: self._core.swap_model(model))
 
-    def warm_up(self) -> None:
-        """Compile kernels and capture graphs now, with the default drafter, rather than during the first requests.
+    def warm_up(self) -> WarmUp:
+        """Compile kernels and capture graphs now, rather than during the first requests.
 
-        Runs prompts of several lengths, one after the other, and drops the results: attention splits a context by the
-        number of rows, and each split is a kernel of its own. Does nothing on a CPU.
+        Makes the rounds of all loaded drafters, for every size of batch up to `max_num_seqs` and every kind of
+        sampling, and runs prompts of several lengths, one after the other, whose results are dropped: attention splits
+        a context by the number of rows, and each split is a kernel of its own. Call it before the first request. Does
+        nothing on a CPU. Returns what it took.
         """
         if self.model.device == "cpu":
-            return
+            return WarmUp()
+        began, before = time.perf_counter(), torch.cuda.memory_reserved()
+        device = self.engine.device
+        if device is not None:
+            self._loop.call(device.warm_up)
         how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
-        prompts = [[0] * length for length in _WARM_UP_LENGTHS] + [[*range(_WARM_UP_NEW)]]
-        for prompt in prompts:
+        prompts = [[token] * length for length in _WARM_UP_LENGTHS for token in range(2)] + [[*range(_WARM_UP_NEW)]]
+        for prompt in prompts:  # the second pass of a size is captured; two prompts share no page
             if len(prompt) + _WARM_UP_TOKENS <= self.max_model_len:
                 list(self._finished(enumerate([self._request(prompt, how)]), 1))
+        self.reset_prefix_cache()
+        mib = (torch.cuda.memory_reserved() - before) / 2**20
+        return WarmUp(time.perf_counter() - began, mib, 0 if device is None else device.graphs)
+
+    def on_engine(self, action: Callable[[], T]) -> T:
+        """Run `action` on the engine's thread, between two steps; returns its result or raises its error."""
+        return self._loop.call(action)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts of finished requests: the next request computes all of its own."""
         self._loop.call(self.cache.forget_idle)
 
     def get_tokenizer(self) -> Tokenizer:

@@ -80,14 +80,14 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
-    def cuts(self) -> bool:
-        """Whether unlikely tokens are left out before one is drawn."""
-        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
-
-    @property
     def adjusts(self) -> bool:
         """Whether logits are changed before the choice: by penalties, a bias, a mask, or a minimum length."""
         return self.penalised or self.masks or bool(self.logit_bias) or self.min_tokens > 0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether min-p, top-k or top-p leave some tokens out of a draw."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
 
     @property
     def masks(self) -> bool:

@@ -7,6 +7,7 @@ and it is computed only for the nodes that a verifier visits. Ties are broken by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ import torch
 
 from slipstream import noise
 from slipstream.errors import OptionError
+from slipstream.gumbel_max import drawn
 from slipstream.tree import TokenTree
 from slipstream.types import Logprob, Logprobs, SamplingParams
 
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
 Spell = Callable[[int], str | None]  # the text of a token
 
-_FIRST_NUCLEUS = 1024  # top-p sorts this many tokens first; most nuclei are far smaller
-_WIDEN = 8
+# Weights of tokens are fixed-point numbers, so that a sum of them has no order: the same on every device, however it is
+# split. The likeliest token weighs 2**WEIGHT_BITS; 2**19 tokens of that weight still fit into 64 bits.
+WEIGHT_BITS = 44
+_NEAR, _FURTHER = 4.0, 2.0  # top-p looks for a nucleus among tokens whose logits are so close to the best, then further
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ def scale_logits(rows: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return rows.float() / temperature
 
 
+def token_weights(scores: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """exp(score - best) in fixed point, int64: the unnormalised probabilities of tokens whose best score is `best`."""
+    return torch.exp(scores.double() - best.double()).mul_(2.0**WEIGHT_BITS).long()
+
+
+def log_total(weights: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the sum of exp(score) by the sum of all weights, float64."""
+    return best.double() + torch.log(weights.double() * 2.0**-WEIGHT_BITS)
+
+
 def largest(row: torch.Tensor) -> int:
     """The index of the largest number of [n]; of equals, the first."""
     # numpy's argmax is 20 times as fast as torch's on a CPU: 4 against 90 us for 49,152 tokens.
@@ -60,10 +74,11 @@ class BadWords:
     """Forbidden token sequences. There may be thousands: each length costs one look-up."""
 
     def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        self.words = [tuple(word) for word in words]
         self._last: dict[
             int, dict[tuple[int, ...], list[int]]
         ] = {}  # length of the prefix -> prefix -> forbidden next tokens
-        for *before, last in words:
+        for *before, last in self.words:
             self._last.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
 
     def completing(self, output: Sequence[int], path: Sequence[int]) -> list[int]:
@@ -103,12 +118,13 @@ class Sampler:
         self.choice = choice
         self._prompt = prompt_ids
         self._output = output_ids
-        self._masked_ids = torch.tensor(sorted({*end_ids, *(params.stop_token_ids or ())}), dtype=torch.int64)
+        self.masked_ids = sorted({*end_ids, *(params.stop_token_ids or ())})  # before `min_tokens`
+        self._masked_ids = torch.tensor(self.masked_ids, dtype=torch.int64)
         self._bias_ids = torch.tensor(list(params.bias), dtype=torch.int64)
         self._bias = torch.tensor(list(params.bias.values()), dtype=torch.float32)
         allowed = params.allowed_token_ids
         self._allowed_ids = None if allowed is None else torch.tensor(sorted(set(allowed)), dtype=torch.int64)
-        self._bad_words = bad_words
+        self.bad_words = bad_words
         self._prompt_unique: torch.Tensor | None = None
 
     # -- from a row of logits to the tokens that may be chosen --------------------------------------------------------
@@ -135,7 +151,7 @@ class Sampler:
 
     def _changed(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         params = self.params
-        bad = self._bad_words.completing(self._output, path) if self._bad_words is not None else []
+        bad = self.bad_words.completing(self._output, path) if self.bad_words is not None else []
         short = len(self._output) + len(path) < params.min_tokens and len(self._masked_ids) > 0
         if not (short or bad or params.bias or params.penalised or self._allowed_ids is not None):
             return row
@@ -160,7 +176,7 @@ class Sampler:
         if params.repetition_penalty != 1.0:
             seen = torch.cat([self._prompt_ids_once().to(row.device), output]).unique()
             values = row[seen]
-            penalty = params.repetition_penalty
+            penalty = row.new_full((), params.repetition_penalty)  # a tensor: see `scale_logits`
             row[seen] = torch.where(values > 0, values / penalty, values * penalty)
         if len(output) and (params.presence_penalty or params.frequency_penalty):
             ids, counts = output.unique(return_counts=True)
@@ -212,43 +228,54 @@ class Sampler:
         return torch.cat([above, equal]).sort().values
 
     def _top_p(self, scaled: torch.Tensor) -> torch.Tensor | None:
+        """The likeliest tokens that have the share `top_p` of the weight: of all whose predecessors have less."""
         if self.params.top_p >= 1.0:
             return None
-        weights = torch.exp(scaled.double() - scaled.max().double())
-        needed = self.params.top_p * float(weights.sum())
-        width = min(_FIRST_NUCLEUS, len(weights))
+        best = scaled.max()
+        weights = token_weights(scaled, best)
+        needed = math.ceil(self.params.top_p * float(weights.sum()))
+        near = _NEAR
         while True:
-            ids = torch.topk(weights, width).indices.sort().values
-            order = weights[ids].sort(descending=True, stable=True)
-            ids = ids[order.indices]
-            before = order.values.cumsum(0) - order.values
-            kept = max(1, int((before < needed).sum()))
-            # The last kept weight must be above the smallest one sorted, or an equal one may be missing.
-            if width == len(weights) or bool(order.values[kept - 1] > order.values[-1]):
-                return ids[:kept].sort().values
-            width = min(width * _WIDEN, len(weights))
+            ids = (scaled >= best - near).nonzero()[:, 0]  # ascending, so that a stable sort breaks ties by id
+            if near > WEIGHT_BITS or int(weights[ids].sum()) >= needed:  # tokens that are further away weigh nothing
+                break
+            near += _FURTHER
+        ids = ids[scaled[ids].sort(descending=True, stable=True).indices]
+        sums = weights[ids].cumsum(0)
+        return ids[: 1 + int((sums < needed).sum())].sort().values
 
     # -- for verifiers and drafters -----------------------------------------------------------------------------------
 
     def choose(self, row: torch.Tensor, path: Sequence[int]) -> int:
         """The target's choice after `path`: the same for every caller, at any time."""
         if self.constraint is not None:
-            # Where nothing is cut, the best of all tokens, if it is allowed, is the best of the allowed ones.
-            if not self.params.cuts and self.constraint.allows(path, token := self.free.choose(row, path)):
-                return token
+            if not self.params.cuts and self.stands(path, best := self.free.choose(row, path)):
+                return best
             row = self.masked(row, path)
         if self.params.greedy:
             return largest(self.adjusted(row, path))
+        if self.simple and (token := drawn(row, self.params.temperature, self.noise_key(path))) is not None:
+            return token
         support = self.support(row, path)
         if support.logits.numel() == 1:
             return support.token(0)
-        return support.token(largest(self.perturbed(support, path)))
+        index = drawn(support.logits, 1.0, self.noise_key(path), support.ids)
+        return support.token(largest(self.perturbed(support, path)) if index is None else index)
+
+    def stands(self, path: Sequence[int], token: int) -> bool:
+        """Whether what was chosen without the grammar is the choice: the best of all tokens, if it is allowed, is the
+        best of the allowed ones. Where top-k, top-p or min-p cut, this does not follow: the mask comes first.
+        """
+        return self.constraint is None or (not self.params.cuts and self.constraint.allows(path, token))
 
     def perturbed(self, support: Support, path: Sequence[int]) -> torch.Tensor:
         """Scaled logits plus the noise of this position: the largest is the choice. Drafters use the same noise."""
         ids = support.ids if support.ids is not None else len(support.logits)
-        noise_key = noise.key(self.position + len(path), noise.MATCH, start=self.stem)
-        return support.logits.double() + noise.gumbel(noise_key, ids, str(support.logits.device))
+        return support.logits.double() + noise.gumbel(self.noise_key(path), ids, str(support.logits.device))
+
+    def noise_key(self, path: Sequence[int]) -> int:
+        """Key of the noise by which the token after `path` is chosen."""
+        return noise.key(self.position + len(path), noise.MATCH, start=self.stem)
 
     def probabilities(self, row: torch.Tensor, path: Sequence[int]) -> torch.Tensor:
         """The distribution after `path` over the whole vocabulary, float64."""
@@ -265,8 +292,13 @@ class Sampler:
 
     @cached_property
     def simple(self) -> bool:
-        """Whether a choice needs only the logits, the temperature and the noise: see `gpu/device_sampling.py`."""
+        """Whether a choice needs only the logits, the temperature and the noise."""
         return not (self.params.adjusts or self.params.cuts)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._prompt)
 
     @property
     def position(self) -> int:
@@ -294,8 +326,8 @@ class TreeDistributions:
 
     def choose(self, node: int) -> int:
         """The target's choice after `node`."""
-        path, constraint = self._tree.path_tokens(node), self._sampler.constraint
-        if self._chosen is not None and (constraint is None or constraint.allows(path, self._chosen[node])):
+        path = self._tree.path_tokens(node)
+        if self._chosen is not None and self._sampler.stands(path, self._chosen[node]):
             return self._chosen[node]
         return self._sampler.choose(self._rows[node], path)
 
@@ -318,11 +350,12 @@ def logprobs(row: torch.Tensor, token: int, top: int, spell: Spell | None = None
     `token` comes first, with its exact rank; the others follow, the likeliest first. Ties break by token id.
     """
     row = row.float()
-    whole = torch.logsumexp(row, dim=0)
+    best = row.max()
+    whole = log_total(token_weights(row, best).sum(), best)
     above = int((row > row[token]).sum() + (row[:token] == row[token]).sum())
     ranks = {token: 1 + above, **{id: rank for rank, id in enumerate(top_tokens(row, top), 1)}}
     ids = list(ranks)
-    values = (row[torch.tensor(ids, device=row.device)] - whole).tolist()
+    values = (row[torch.tensor(ids, device=row.device)].double() - whole).float().tolist()
     return {id: Logprob(value, ranks[id], spell(id) if spell else None) for id, value in zip(ids, values, strict=True)}
 
 

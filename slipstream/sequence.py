@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cache import PageTable, SavedPages
 from slipstream.sampling import BadWords, Sampler, Spell
-from slipstream.types import Completion, Logprobs, RequestMetrics, SamplingParams, Stats
+from slipstream.types import Completion, Limits, Logprobs, RequestMetrics, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from slipstream.grammar import Constraint
@@ -54,6 +54,7 @@ class Sequence:
     saved: SavedPages | None = None
     drafting: dict[str, Any] = field(default_factory=dict)  # a drafter's state for this sequence
     drafter: str = PLAIN  # its name in the engine's set
+    limits: Limits | None = None  # of the request, within which the policy decides
     needs: tuple[str, ...] = ()  # stores of that drafter in which a page found in the cache must have rows
     dropped: set[str] = field(default_factory=set)  # drafters that failed on it
     base: int | None = None  # of a shadow: the length of the sequence it was made from
@@ -68,6 +69,7 @@ class Sequence:
     stop_reason: str | int | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # when tokens were emitted, and how many together
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -150,7 +152,8 @@ class Sequence:
     def metrics(self) -> RequestMetrics:
         """When it arrived and when its tokens were emitted."""
         first = self.first_token_at
-        return RequestMetrics(self.arrived, first, None if first is None else first + self.stats.decode_ms / 1000)
+        last = None if first is None else first + self.stats.decode_ms / 1000
+        return RequestMetrics(self.arrived, first, last, tuple(self.chunks))
 
 
 @dataclass(frozen=True)

@@ -255,12 +255,12 @@ class TokenTree:
         """The nodes down to `depth`, and the best `nodes` of them; DraftFault if more nodes than that were sampled."""
         inside = [node for node, level in enumerate(self._depths) if level <= depth]
         if len(inside) - 1 <= nodes:
-            return self if len(inside) == len(self) else self._kept(inside)
+            return self if len(inside) == len(self) else self.kept(inside)
         if self.sampled:
             raise DraftFault(f"{len(inside) - 1} nodes were sampled and {nodes} planned; none of them may be pruned")
         reaches = self._reaches()
         best = _best([reaches[node] for node in inside], nodes)
-        return self._kept([inside[place] for place in best])
+        return self.kept([inside[place] for place in best])
 
     def best_with(self, leaves: Sequence[tuple[float, int, int]], budget: int, origin: str) -> TokenTree:
         """A new tree: the best `budget` of these nodes and of leaves below them (joint confidence, parent, token).
@@ -271,21 +271,15 @@ class TokenTree:
         reaches += [min(reaches[parent], joint) for joint, parent, _ in leaves]
         best, size = _best(reaches, budget), len(self)
         nodes = [node for node in best if node < size]
-        tree, places = self._kept(nodes), {node: place for place, node in enumerate(nodes)}
+        tree, places = self.kept(nodes), {node: place for place, node in enumerate(nodes)}
         for leaf in best[len(nodes) :]:
             joint, parent, token = leaves[leaf - size]
             tree.add(places[parent], token, origin=origin, confidence=joint)
         return tree
 
-    def keeping(self, nodes: Iterable[int]) -> TokenTree:
-        """A new tree: these chosen nodes, in ascending order with the root; one whose parent is missing is left out."""
-        if self.sampled:
-            raise DraftFault("sampled nodes may not be left out by their tokens")
-        return self._kept(nodes)
-
     def copy(self) -> TokenTree:
         """Another tree of the same nodes, without `prepared`."""
-        return self._kept(range(len(self)))
+        return self.kept(range(len(self)))
 
     def _reaches(self) -> list[float]:
         """Confidence made non-increasing along a path, so that keeping the best nodes keeps their ancestors."""
@@ -295,7 +289,7 @@ class TokenTree:
             reaches.append(own if own < above else above)
         return reaches
 
-    def _kept(self, keep: Iterable[int]) -> TokenTree:
+    def kept(self, keep: Iterable[int]) -> TokenTree:
         """The nodes at these indices, in ascending order with the root; one whose parent is missing is left out."""
         places: dict[int, int] = {}
         for node in keep:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.params import GREEDY_TEMPERATURE as GREEDY_TEMPERATURE
 from slipstream.params import SamplingParams as SamplingParams
@@ -23,6 +23,8 @@ class Plan:
     nodes: int = 0  # drafted nodes, the root not counted
     branch: int = 1  # children per node at most
     min_confidence: float = 0.0  # paths below this joint probability are not extended
+    min_level: float = 0.0  # a level is grown only if the nodes above it promise so many accepted tokens
+    parts: tuple[Plan, ...] = ()  # of a drafter whose parts are planned one by one, in their order
     rounds: int = 0  # at most, of a burst on a device; 0: one step on the host
     ahead: bool = False  # the next burst of the same sequences may start before this one is reported
 
@@ -30,6 +32,54 @@ class Plan:
     def drafts(self) -> bool:
         """Whether the drafter is asked at all."""
         return self.depth > 0 and self.nodes > 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds within which the policy decides. The objective is `latency` or `throughput`."""
+
+    drafters: frozenset[str] | None = None  # None: all that are loaded
+    nodes: int = 64
+    depth: int = 16
+    objective: str = "latency"
+    max_tpot_ms: float = 0.0  # 0: no bound
+    clock: bool = True  # False: costs are those of the saved table, and nothing is learnt from other requests
+
+
+class Decision(NamedTuple):
+    """What the policy decided for one sequence in one step, what it expected, and what came of it."""
+
+    drafters: tuple[str, ...]  # empty: plain decoding
+    probe: bool  # tried to learn what it brings
+    matched: int  # tokens of the repeated suffix, where a drafter looks for one
+    expected_tokens: float  # of the sequence in this step
+    expected_ms: float
+    plain_ms: float  # expected of a step without drafts
+    nodes: int  # verified
+    tokens: int  # emitted
+    draft_ms: float
+    verify_ms: float
+
+    @property
+    def reason(self) -> str:
+        """The decision in one sentence."""
+        plain = f"plain decoding gives 1 in {self.plain_ms:.1f} ms"
+        if not self.drafters:
+            return f"no draft: nothing promised more than plain decoding ({self.plain_ms:.1f} ms a token)"
+        who = "+".join(self.drafters)
+        seen = f", which saw {self.matched} repeated tokens," if self.matched else ""
+        if self.probe:
+            return f"{who}{seen} was tried to learn what it brings"
+        return f"{who}{seen} promised {self.expected_tokens:.1f} tokens in {self.expected_ms:.1f} ms; {plain}"
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What a warm-up took."""
+
+    seconds: float = 0.0
+    mib: float = 0.0  # of GPU memory, for graphs and buffers
+    graphs: int = 0  # kinds of rounds
 
 
 @dataclass
@@ -58,6 +108,7 @@ class Stats:
     lossy: bool = False
     origins: list[str | None] = field(default_factory=list)  # per emitted token: its drafter, or None
     drafted_by: dict[str, int] = field(default_factory=dict)  # drafter -> nodes that it offered to the host runner
+    decisions: list[Decision] = field(default_factory=list)  # per step on the host, if the policy decided
 
     @property
     def tokens_per_step(self) -> float:
@@ -103,6 +154,7 @@ class Stats:
             self.drafted_by[drafter] = self.drafted_by.get(drafter, 0) + count
         self.lossy = self.lossy or other.lossy
         self.origins = self.origins + other.origins
+        self.decisions = self.decisions + other.decisions
 
     def as_dict(self) -> dict[str, object]:
         """Plain numbers for JSON."""
@@ -148,6 +200,7 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     last_token_time: float | None = None
+    chunks: tuple[tuple[float, int], ...] = ()  # when tokens were delivered, and how many of them together
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -246,6 +299,7 @@ class Delta:
     finish_reason: str | None = None
     completion: Completion | None = None  # the whole choice, with its last delta
     trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order
+    decisions: list[Decision | None] = field(default_factory=list)  # per tree: the policy's, if it decided
     logprobs: list[Logprobs] | None = None  # one entry per token; None unless asked for
 
     def then(self, later: Delta) -> Delta:
@@ -259,5 +313,6 @@ class Delta:
             finish_reason=later.finish_reason,
             completion=later.completion,
             trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            decisions=(self.decisions + later.decisions)[:_TREES_KEPT],
             logprobs=scored,
         )

@@ -1,6 +1,6 @@
 """The GPU's table: a body of SmolLM2, our plain decoding and every drafter, transformers, and the floor, in one run.
 
-    python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps profile answers batches ...]
+    python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps answers batches served ...]
                              [--drafters eagle3 mtp ...] [--foreign MODEL] [--questions FILE] [--each 2] [--tokens 160]
                              [--json FILE]
 
@@ -12,6 +12,7 @@ not installed there. Each figure is printed when it is measured; the table comes
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import time
@@ -25,21 +26,22 @@ import torch
 
 from benchmarks.bodies import bodies
 from benchmarks.bodies.widening import widened
-from benchmarks.gpu import answers, companions, floor, hf, profile, steps
+from benchmarks.gpu import answers, companions, floor, hf, profile, served, steps
 from benchmarks.gpu.table import table
-from slipstream import LLM
+from slipstream import LLM, SamplingParams
 from slipstream.drafters import tuned
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.layer_skip import format_layers, parse_layers
 from slipstream.models.formats.resolve import open_model
 
-PARTS = ("floor", "steps", "profile", "answers", "batches", "contexts", "peers")
+PARTS = ("floor", "steps", "profile", "answers", "batches", "sampling", "served", "contexts", "peers")
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model", "kangaroo")
 UNTAUGHT = ("suffix", "ngram", "lookahead", "early_exit")
 ROWS = (1, 8, 16, 32, 64, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (512, 2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
+_SERVED = ("greedy", "T 0.7, top-p 0.9")
 # Trees that may suit a batch as well as the default ones.
 _SHAPES = {
     16: (",nodes=15,depth=5",),
@@ -135,6 +137,28 @@ class Run:
                 for options in ("", *_SHAPES.get(batch, ())):
                     run = steps.throughput(self.llm, f"{spec}{options}", prompts, 128, self.weights)
                     self.note("batches", run)
+
+    def sampling(self) -> None:
+        for spec, batch in ((spec, batch) for spec in ("none", *self.joined) for batch in (1, 16)):
+            for kind in served.KINDS:
+                self.note("sampling", served.sampling(self.llm, spec, kind, batch))
+
+    def served(self) -> None:
+        """Every load twice; the first pass of all after one warm-up."""
+        for spec in ("none", *self.joined):
+            self.llm.use(spec)
+            self.note("served", self.llm.warm_up())
+            for kind, (count, at_once) in itertools.product(_SERVED, ((64, 16), (256, 64))):
+                how = served.KINDS[kind]
+                self._serve(spec, f"40 to 225 tokens, {kind}", served.lengths(count, how), at_once)
+                self._serve(spec, f"static, {kind}", served.equal([how] * at_once, 128), at_once)
+            for load, kinds in (("greedy", [served.KINDS["greedy"]] * 16), ("mixed", served.MIXED)):
+                self._serve(spec, load, served.equal(kinds, 128), 16)
+
+    def _serve(self, spec: str, load: str, how: list[SamplingParams], at_once: int) -> None:
+        prompts = self.prompts(len(how))
+        for passes in (1, 2):
+            self.note("served", served.served(self.llm, spec, load, prompts, how, at_once, passes))
 
     def contexts(self) -> None:
         for context in CONTEXTS:

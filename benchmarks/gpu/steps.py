@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.timing import device_ms
 from slipstream import LLM, SamplingParams
 from slipstream.engine.burst import Burst
+from slipstream.engine.extras import Level
 from slipstream.policy.sizes import TREE_ROUNDS
 from slipstream.sequence import Sequence
 
 _ROUNDS = 16  # timed
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 
 
 def started(llm: LLM, prompts: list[list[int]], how: SamplingParams) -> list[Sequence]:
@@ -55,8 +58,10 @@ class Standing:
 
 
 @contextmanager
-def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[Standing]:
-    """Rounds after `context` tokens.
+def standing(
+    llm: LLM, drafter: str, context: int, batch: int = 1, kind: Mapping[str, Any] = GREEDY
+) -> Iterator[Standing]:
+    """Rounds after `context` tokens. `kind`: how the requests sample.
 
     The text is random: costs do not depend on it.
     """
@@ -69,22 +74,24 @@ def standing(llm: LLM, drafter: str, context: int, batch: int = 1) -> Iterator[S
     burst.go_ahead = lambda launched: None  # type: ignore[method-assign]  # the host is to know where lanes stand
     # The first sequences of a large batch decode while the last prompts are read, and must not end meanwhile.
     length = 400 + 20 * batch
-    sequences = started(llm, prompts, SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=length))
+    sequences = started(llm, prompts, SamplingParams(ignore_eos=True, max_tokens=length, seed=0, **kind))
     for _ in range(2):  # the second round of a size is captured
         llm.engine.step()
     with torch.inference_mode():
         plan = replace(burst.shape(len(sequences)), rounds=TREE_ROUNDS)
         burst.reserve(sequences, plan)
-        buffers = burst.filled(sequences, trees=plan.drafts)
+        buffers, *_ = burst.filled(sequences, trees=plan.drafts)
         start = buffers.lanes.slots.clone()
 
         def back() -> None:
             buffers.lanes.slots.copy_(start)
             buffers.number.zero_()
 
-        draft = None if buffers.loop is None else lambda: burst.draft(buffers, False)
+        level = Level.of(sequences[0])
+        sampled = not sequences[0].params.greedy
+        draft = None if buffers.loop is None else lambda: burst.draft(buffers, sampled)
         try:
-            yield Standing(burst, plan.nodes, before, draft, lambda: burst.verify(buffers, False, False), back)
+            yield Standing(burst, plan.nodes, before, draft, lambda: burst.verify(buffers, level, False), back)
         finally:
             for sequence in sequences:
                 llm.engine.cancel(sequence)

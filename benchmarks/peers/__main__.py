@@ -22,8 +22,8 @@ from benchmarks.peers.bench import Bench
 from benchmarks.peers.environments import run
 from benchmarks.peers.protocol import Paths, Task
 from benchmarks.peers.table import PEERS, ours
-from slipstream.commands.env import cpu_model
 from slipstream.folders import cache_directory
+from slipstream.native.machine import cpu_model
 
 _CONTEXT = 2048  # tokens: enough for every prompt and answer
 

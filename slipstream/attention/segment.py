@@ -45,6 +45,13 @@ class Segment:
         return self.open_positions[self.earlier :]
 
     @property
+    def paths(self) -> list[list[int]] | None:
+        """Slots of the open rows that each new row sees, its own last; None: all up to its own."""
+        if self.causal:
+            return None
+        return [(self.committed + line.nonzero()[0]).tolist() for line in self.visible]
+
+    @property
     def slots(self) -> npt.NDArray[np.int64]:
         """Slots of the new rows."""
         return np.arange(self.first_slot, self.first_slot + self.rows, dtype=np.int64)

@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any
 
 from slipstream.commands.shared.options import Described
@@ -58,6 +57,7 @@ def _hardware() -> dict[str, dict[str, Any]]:
 
     from slipstream.models.layers.linear import packing_works
     from slipstream.models.memory import available_bytes
+    from slipstream.native.machine import cpu_model
 
     cpu = {
         "model": cpu_model(),
@@ -87,15 +87,6 @@ def _own_kernels() -> str:
     digits = f"{'with' if found.int8 else 'without'} 8-bit and 4-bit GEMM"
     return f"vectors of {found.lanes} floats, {digits}{', with AMX' if has_amx() else ''}"
 
-
-def cpu_model() -> str:
-    """The CPU's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _cache() -> dict[str, Any]:

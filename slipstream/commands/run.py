@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from slipstream.commands.shared.answer_json import choice_as_dict, seeded
+from slipstream.commands.shared.explain import explained
 from slipstream.commands.shared.opening import open_llm, stats_line
 from slipstream.commands.shared.options import Described, EngineSetup, Sampling
 from slipstream.commands.shared.show import Origins, draw_tree, legend, mark_origins
@@ -26,11 +27,12 @@ def run(
     raw: Annotated[bool, Described("send the text unchanged, without the chat template")] = False,
     system: Annotated[str | None, Described("system message for the chat template", metavar="TEXT")] = None,
     show: Annotated[str | None, Described("origin: mark drafted tokens; tree: draw every step", metavar="WHAT")] = None,
+    explain: Annotated[bool, Described("say what was drafted in each step, and why")] = False,
     as_json: Annotated[bool, Described("print one JSON object at the end", ("--json",))] = False,
 ) -> None:
     """Answer one prompt."""
     setup, sampling = setup or EngineSetup(), sampling or Sampling()
-    _check(show, as_json, sampling, raw, system)
+    _check(show, explain, as_json, sampling, raw, system)
     params = seeded(sampling.params())
     text = _read(prompt, raw)
     llm = open_llm(setup)
@@ -42,14 +44,17 @@ def run(
     completions = _follow(llm, prompt_ids, params, show)
     for completion in completions:
         note(_ending(completion, drawn=sampling.seed is None and not params.greedy))
+        if explain:
+            note("\n".join(explained(completion.stats)))
 
 
-def _check(show: str | None, as_json: bool, sampling: Sampling, raw: bool, system: str | None) -> None:
+def _check(show: str | None, explain: bool, as_json: bool, sampling: Sampling, raw: bool, system: str | None) -> None:
     """Refuse options that exclude each other."""
     if show is not None and show not in _SHOWS:
         raise unknown_choice("--show", show, _SHOWS)
-    if show is not None and as_json:
-        raise OptionError("--show and --json exclude each other: give one of them")
+    if (show is not None or explain) and as_json:
+        given = "--show" if show is not None else "--explain"
+        raise OptionError(f"{given} and --json exclude each other: give one of them")
     if show is not None and sampling.n != 1:
         raise OptionError("--show shows a single answer", hint="leave out -n")
     if sampling.logprobs is not None and not as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from slipstream.cache import PagedCache
 from slipstream.checks import Checked
+from slipstream.policy.report import DraftCall
 from slipstream.policy.trust import Signal
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
-from slipstream.types import Plan
+from slipstream.types import Limits, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +43,11 @@ class DraftOptions(Checked):
     def plan(self) -> Plan:
         """The plan that these options ask for, before a policy reduces it."""
         return Plan(self.depth, self.nodes, self.branch, self.min_confidence)
+
+    @property
+    def limits(self) -> Limits | None:
+        """Bounds within which the policy decides; None: the options are the plan."""
+        return None
 
 
 Options = TypeVar("Options", bound=DraftOptions)
@@ -82,6 +89,10 @@ class Drafter(ABC, Generic[Options]):
     stores_needed: tuple[
         str, ...
     ] = ()  # stores it cannot fill later: a cached prefix is used only as far as they reach
+    parts: Mapping[str, Drafter[Any]] = {}  # by label, if the policy plans each of its drafters apart
+    limits: Limits = Limits()  # of such a drafter
+    exclusive: bool = False  # whether only one of the parts may draft in a step
+    by_request: ClassVar[bool] = False  # whether it drafts only for requests that bring something of their own
     separate_bytes: int = 0  # size of stores it made outside the cache it is attached to
 
     def __init__(self, options: Options, target: TargetView) -> None:
@@ -89,6 +100,7 @@ class Drafter(ABC, Generic[Options]):
         self.target = target
         # Key of its state and of its store. With several drafters of one kind, each gets its own key.
         self.key: str = self.name
+        self.part_faults: Counter[str] = Counter()  # by label, of parts that the policy plans apart
         self.given: frozenset[str] = frozenset()  # options set by the user: a runner honours them or does not run it
 
     @classmethod
@@ -127,9 +139,17 @@ class Drafter(ABC, Generic[Options]):
         """Whether its nodes may be sampled from a q; such trees cannot be merged."""
         return False
 
+    def host_only(self, sequence: Sequence) -> bool:
+        """Whether it drafts for this sequence from something that device rounds do not read."""
+        return False
+
     def signal(self, sequence: Sequence) -> Signal | None:
         """A free estimate of whether a draft will pay. None: it always drafts."""
         return None
+
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens that it must read before it can draft."""
+        return 0
 
     def attach(self, cache: PagedCache) -> None:
         """Create the drafter's own stores."""
@@ -166,6 +186,10 @@ class Drafter(ABC, Generic[Options]):
         Whether it can does not depend on `lanes`.
         """
         return None
+
+    def take_calls(self) -> list[DraftCall]:
+        """The calls of its parts since the last time, if the policy plans them apart."""
+        return []
 
     def close(self, sequence: Sequence) -> None:
         """The sequence is finished."""

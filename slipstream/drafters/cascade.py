@@ -18,7 +18,7 @@ from slipstream import noise
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest, Outcome
 from slipstream.drafters.draft_model import DraftModelDrafter
-from slipstream.drafters.growing.tree_growth import likeliest_children
+from slipstream.drafters.growing.likeliest import likeliest_children
 from slipstream.drafters.registry import AnyDrafter, DrafterSpec, build_several
 from slipstream.errors import OptionError
 from slipstream.sampling import TreeDistributions
@@ -227,8 +227,8 @@ class CascadeDrafter(Drafter[CascadeOptions]):
                 certainty = float(draw.q[token])
             else:
                 draw = None
-                path = tree.path_tokens(parent)
-                certainty = likeliest_children(draft.shadow.sampler, logits[parent], path, 1)[0][1]
+                rows, paths = logits[parent : parent + 1], [tree.path_tokens(parent)]
+                (((_, certainty),),) = likeliest_children(draft.shadow.sampler, rows, paths, 1)
             joint = draft.chain.confidence[draft.tip] * certainty
             draft.chain.add(draft.tip, token, origin=origin, confidence=joint, draw=draw)
 

@@ -16,6 +16,7 @@ from torch import nn
 from slipstream.drafters.heads.head import Frame, Head, Lesson, Losses
 from slipstream.drafters.heads.head_drafter import LearnedOptions
 from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
+from slipstream.drafters.heads.head_program import head_program
 from slipstream.drafters.heads.head_shape import ShapedSettings
 from slipstream.drafters.heads.sequential import SequentialDrafter
 from slipstream.drafters.heads.unroll import Unrolled, losses_of_levels, shifted
@@ -133,6 +134,9 @@ class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
         self._leave = RowNorms(ready(head.norm), eps=eps)
         self._layer = PagedHeadLayer(head.layer, dtype, device)
         self._output = make_draft_linear(ready(head.output))
+        if self._taps_norm is None and not self._norm_residual:
+            norms = ready(head.embed_norm), ready(head.hidden_norm), ready(head.norm)
+            self.program = head_program(self._layer.native, self._fuse, norms, self._output, self.vocab, eps)
 
     def hidden(self, features: torch.Tensor) -> torch.Tensor:
         return self._fuse(features if self._taps_norm is None else self._taps_norm(features))

@@ -23,7 +23,7 @@ from slipstream.cache import PagedCache
 from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
 from slipstream.drafters.foreign.separate_cache import Held, SeparateCache
 from slipstream.drafters.foreign.translate import PRIMER, Reading, Spelled, make_translator, measure
-from slipstream.drafters.growing.tree_growth import likeliest_children
+from slipstream.drafters.growing.likeliest import likeliest_children
 from slipstream.errors import OptionError
 from slipstream.models.model import Model
 from slipstream.sequence import Sequence
@@ -224,7 +224,7 @@ class ForeignDraftDrafter(Drafter[ForeignDraftOptions]):
         theirs = self._twins.theirs
         if not plain and theirs.keys() >= {token, *draft.half} and (spelled := self._spell(draft)).whole:
             path = spelled.ids + [theirs[half] for half in draft.half]
-            ((chosen, probability),) = likeliest_children(sampler, self._twins.carried(row), path, 1)
+            (((chosen, probability),),) = likeliest_children(sampler, self._twins.carried(row)[None], [path], 1)
             return self._twins.ours[chosen], probability
         return token, float(torch.softmax(row, dim=0)[token])
 

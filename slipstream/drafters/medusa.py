@@ -19,9 +19,10 @@ from slipstream.drafters.base import Outcome
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.device.medusa_loop import HeadsDraft
 from slipstream.drafters.device.static_loop import StaticDraft
+from slipstream.drafters.growing.likeliest import Candidates
 from slipstream.drafters.growing.marginals import best_first
 from slipstream.drafters.growing.static_tree import ASSUMED, RANKS, StaticTree
-from slipstream.drafters.growing.tree_growth import Candidates, Growth
+from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.head import Head
 from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
 from slipstream.drafters.heads.medusa_head import MedusaHead, MedusaSettings, unit

@@ -7,20 +7,14 @@ at tokens, so only chosen nodes can be merged: a drafter that samples its nodes 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
-from slipstream.cache import PagedCache
-from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest, Outcome
+from slipstream.drafters.base import DraftOptions, DraftRequest
+from slipstream.drafters.composite import CompositeDrafter, within
 from slipstream.drafters.device.device_draft import DeviceDraft
-from slipstream.drafters.device.repeat_loop import RepeatDraft
-from slipstream.drafters.device.tree_loop import TreeDraft
-from slipstream.drafters.registry import DrafterSpec, build_several
-from slipstream.drafters.suffix import SuffixDrafter
+from slipstream.drafters.registry import DrafterSpec
 from slipstream.errors import OptionError
-from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
@@ -53,7 +47,7 @@ class MergeOptions(DraftOptions):
         return Plan(depth, self.nodes or min(192, sum(plan.nodes for plan in plans)))
 
 
-class MergeDrafter(Drafter[MergeOptions]):
+class MergeDrafter(CompositeDrafter[MergeOptions]):
     """Draft with several drafters at once."""
 
     name = "merge"
@@ -65,7 +59,7 @@ class MergeDrafter(Drafter[MergeOptions]):
 
     def __init__(self, options: MergeOptions, target: TargetView) -> None:
         super().__init__(options, target)
-        self.drafters = build_several(options.drafters, target)
+        self._build(options.drafters, target)
         for drafter in self.drafters:
             if drafter.samples:
                 raise OptionError(
@@ -74,7 +68,6 @@ class MergeDrafter(Drafter[MergeOptions]):
                     hint="the verifier `match`, or draw=top for a drafter that has this option",
                 )
         self._plans = [drafter.plan for drafter in self.drafters]
-        self.taps = tuple(sorted({layer for drafter in self.drafters for layer in drafter.taps}))
 
     @property
     def plan(self) -> Plan:
@@ -82,28 +75,14 @@ class MergeDrafter(Drafter[MergeOptions]):
         plan, options = self.options.plan, self.options
         return Plan(plan.depth, options.nodes or min(192, sum(part.nodes for part in self._plans)))
 
-    def rename(self, key: str) -> None:
-        super().rename(key)
-        for drafter in self.drafters:
-            drafter.rename(f"{key}/{drafter.key}")
-
-    @property
-    def origins(self) -> frozenset[str]:
-        return frozenset[str]().union(*(drafter.origins for drafter in self.drafters))
-
-    def attach(self, cache: PagedCache) -> None:
-        for drafter in self.drafters:
-            drafter.attach(cache)
-        self.stores_needed = tuple(store for drafter in self.drafters for store in drafter.stores_needed)
-
     def scratch_rows(self, plan: Plan) -> int:
         pairs = zip(self.drafters, self._plans, strict=True)
-        return max(drafter.scratch_rows(_within(own, plan)) for drafter, own in pairs)
+        return max(drafter.scratch_rows(within(own, plan)) for drafter, own in pairs)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         merged: list[TokenTree | None] = [None] * len(requests)
         for drafter, own in zip(self.drafters, self._plans, strict=True):
-            plans = [_within(own, request.plan) for request in requests]
+            plans = [within(own, request.plan) for request in requests]
             asking = [number for number, plan in enumerate(plans) if plan.drafts]
             if not asking:
                 continue
@@ -117,43 +96,4 @@ class MergeDrafter(Drafter[MergeOptions]):
         return [t or TokenTree(w.sequence.tokens[-1]) for t, w in zip(merged, requests, strict=True)]
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
-        """`suffix` with one drafter that grows trees on the device. Any other merge runs on the host."""
-        own = [drafter for drafter in self.drafters if isinstance(drafter, SuffixDrafter)]
-        others = [drafter for drafter in self.drafters if drafter not in own]
-        if len(own) != 1 or len(others) != 1 or not own[0].fits_a_device:
-            return None
-        trees = others[0].device_draft(lanes)
-        if not isinstance(trees, TreeDraft):
-            return None
-        depth, nodes = max(trees.plan.depth, own[0].plan.depth), trees.plan.nodes
-        bound = Plan(self.options.depth or depth, self.options.nodes or nodes)
-        chain = _within(own[0].plan, bound)
-        joined = trees.joined(_within(trees.plan, bound), min(chain.depth, chain.nodes))
-        return RepeatDraft(joined, own[0].name, own[0].options.min_match)
-
-    def observe(self, outcomes: Seq[Outcome]) -> None:
-        for drafter in self.drafters:
-            drafter.observe([_seen_by(drafter, outcome) for outcome in outcomes])
-
-    def depart(self, outcome: Outcome) -> None:
-        for drafter in self.drafters:
-            drafter.depart(_seen_by(drafter, outcome))
-
-    def rollback(self, sequence: Sequence, length: int) -> None:
-        for drafter in self.drafters:
-            drafter.rollback(sequence, length)
-
-    def close(self, sequence: Sequence) -> None:
-        for drafter in self.drafters:
-            drafter.close(sequence)
-
-
-def _within(own: Plan, plan: Plan) -> Plan:
-    """The plan of one drafter: its own plan within the plan for all."""
-    return replace(own, depth=min(own.depth, plan.depth), nodes=min(own.nodes, plan.nodes)) if plan.drafts else plan
-
-
-def _seen_by(drafter: Drafter[DraftOptions], outcome: Outcome) -> Outcome:
-    """The outcome with only the taps that this drafter named."""
-    taps: dict[int, torch.Tensor] = {layer: outcome.taps[layer] for layer in drafter.taps if layer in outcome.taps}
-    return replace(outcome, taps=taps)
+        return self._device_draft(lanes, Plan(self.options.depth, self.options.nodes))

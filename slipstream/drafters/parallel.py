@@ -32,6 +32,7 @@ from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
 from slipstream.drafters.heads.sequential import SequentialDrafter
 from slipstream.drafters.heads.unroll import shifted
 from slipstream.errors import DraftFault
+from slipstream.gumbel_max import perturbed
 from slipstream.models.layers.linear import make_draft_linear
 from slipstream.models.layers.norm import RowNorms
 from slipstream.sampling import Sampler
@@ -274,13 +275,13 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
         rows = []
-        for growth, (logits, gates) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
+        for growth, (logits, gates) in zip(growths, catch_up(self.key, growths, self._blocks), strict=True):
             assert isinstance(growth, BlockGrowth)
             growth.logits, growth.gates = logits, gates
             rows.append(logits[:1])
         return rows
 
-    def _known(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _blocks(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """A pass over known tokens and the blocks after them: logits and gates of the rows that request them."""
         hidden, counts = self._read(segments), wanted(segments)
         return zip(self.judged(hidden).split(counts), self.gates(hidden).split(counts), strict=True)
@@ -362,12 +363,15 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         if params.greedy:
             return scores
         scores = scores / params.temperature
-        if not sampler.simple:  # only tokens within top-k, top-p and min-p can be chosen
+        if params.cuts:  # only tokens within top-k, top-p and min-p can be chosen
             scores = torch.stack([self._supported(sampler, row) for row in scores])
         if self.target.reads_draws:
             return scores  # this verifier does not choose by noise: the likeliest guess is best
         positions = range(sampler.position, sampler.position + len(scores))
         keys = [noise.key(sampler.seed, sampler.choice, position, noise.MATCH) for position in positions]
+        drawn = perturbed(scores, 1.0, keys, self.vocab)
+        if drawn is not None:
+            return drawn
         return scores + torch.stack([noise.gumbel(key, self.vocab, self.target.device) for key in keys]).float()
 
     @staticmethod

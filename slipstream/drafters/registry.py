@@ -26,6 +26,7 @@ ENTRY_POINTS = "slipstream.drafters"
 
 # Modules are named by strings: a method's file is imported on first use.
 _BUILT_IN = {
+    "auto": "slipstream.drafters.auto:AutoDrafter",
     "none": "slipstream.drafters.none:NoDrafter",
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
@@ -45,7 +46,7 @@ _BUILT_IN = {
     "cascade": "slipstream.drafters.cascade:CascadeDrafter",
 }
 
-DEFAULT = "suffix"
+DEFAULT = "auto"
 
 AnyDrafter = Drafter[Any]
 Options = typing.TypeVar("Options")

@@ -16,18 +16,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from slipstream.attention import LaneTiles
 from slipstream.cache import PAGE_SIZE, PagedCache
+from slipstream.drafters import Drafter
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.registry import AnyDrafter
+from slipstream.engine.endings import emits_each
+from slipstream.engine.extras import Extras, Level, on_host
 from slipstream.engine.rounds import FIRST_TOKEN, AcceptanceCounter, Collected, RoundBuffers
+from slipstream.engine.seats import LanePosition, Seats
 from slipstream.gpu import forest
 from slipstream.gpu.device_sampling import choose_rows
-from slipstream.gpu.graphs import Graphs, bucket
+from slipstream.gpu.graphs import Graphs, bucket, sizes
 from slipstream.gpu.lanes import Lanes
 from slipstream.models.decoder import Decoder
 from slipstream.policy import Progress, Round, Tally
@@ -36,14 +39,7 @@ from slipstream.policy.tally import BINS
 from slipstream.sequence import TARGET, Sequence
 from slipstream.types import Plan
 
-
-class LanePosition(NamedTuple):
-    """The state of a sequence after its last burst."""
-
-    sequence: Sequence
-    cached: int
-    tokens: int
-    known: int
+_MOST_SPARE, _PATIENCE = 2, 4  # a batch stays in up to twice the lanes that it needs, for so many bursts
 
 
 @dataclass(frozen=True)
@@ -52,11 +48,13 @@ class Launched:
 
     buffers: RoundBuffers
     sequences: list[Sequence]
+    lanes: list[int]  # of the sequences
     starts: list[int]  # slots of the roots of the first round
     collected: Collected
     most: int  # rounds that slots are reserved for
     began: float
     progress: list[Progress]
+    extras: Extras | None = None  # if any sequence needs them
     rounds: int = 0
     may_go_ahead: bool = False
 
@@ -64,6 +62,11 @@ class Launched:
         """Slots of the roots after `rounds` finished rounds."""
         counts = self.collected.token_counts(rounds)
         return [start + count for start, count in zip(self.starts, counts, strict=True)]
+
+    @property
+    def level(self) -> Level:
+        """What the most demanding sequence needs."""
+        return max(map(Level.of, self.sequences))
 
     @property
     def traced(self) -> bool:
@@ -80,7 +83,9 @@ class Burst:
         self._drafter = drafter
         self._buffers: dict[tuple[int, bool], RoundBuffers] = {}  # (lanes, whether rounds have trees)
         self._counters: dict[RoundBuffers, AcceptanceCounter] = {}
-        self._last: tuple[RoundBuffers, list[LanePosition]] | None = None  # the last burst's, and where it ended
+        self._extras: dict[RoundBuffers, Extras] = {}
+        # The lanes of the last burst with or without trees, and for how many bursts in a row fewer would have done.
+        self._sizes: dict[bool, tuple[int, int]] = {}
         self.ahead: Launched | None = None  # a burst whose first round was started ahead
         self.graphs = Graphs(model.device)
 
@@ -88,7 +93,7 @@ class Burst:
 
     def shape(self, count: int) -> Plan:
         """The tree shape of rounds with `count` sequences."""
-        lanes = self._made(bucket(count), trees=not self._drafter.is_passive).lanes
+        lanes = self._made(count, trees=not self._drafter.is_passive).lanes
         return Plan(depth=lanes.depth, nodes=lanes.nodes)
 
     def reserve(self, sequences: list[Sequence], plan: Plan) -> int:
@@ -96,7 +101,7 @@ class Burst:
 
         A burst never preempts a sequence; a single step does, when it must.
         """
-        buffers = self._made(bucket(len(sequences)), trees=plan.drafts)
+        buffers = self._made(len(sequences), trees=plan.drafts)
         most = min(plan.rounds, max(s.remaining for s in sequences))
         rounds = self._reserve(buffers, sequences, [s.cached for s in sequences], most)
         return rounds if rounds and (buffers.draft is None or buffers.draft.prepare(sequences)) else 0
@@ -118,24 +123,24 @@ class Burst:
     def launch(self, sequences: list[Sequence], plan: Plan, rounds: int) -> Launched:
         """Run up to `rounds` rounds; stops early when enough sequences finished. Nothing is emitted yet."""
         began = time.perf_counter()
-        buffers = self.filled(sequences, trees=plan.drafts)
+        buffers, lanes, extras = self.filled(sequences, trees=plan.drafts)
         buffers.number.zero_()
-        collected = Collected(buffers, sequences, [s.remaining for s in sequences])
+        collected = Collected(buffers, sequences, lanes, [s.remaining for s in sequences], extras)
         starts, progress = [s.cached for s in sequences], [Progress(s) for s in sequences]
-        begun = Launched(buffers, sequences, starts, collected, rounds, began, progress, may_go_ahead=plan.ahead)
-        return self._run(begun, rounds)
+        begun = Launched(buffers, sequences, lanes, starts, collected, rounds, began, progress, extras)
+        return self._run(replace(begun, may_go_ahead=plan.ahead), rounds)
 
     def _run(self, launched: Launched, rounds: int) -> Launched:
         """Run until `rounds` rounds in total are done, or enough sequences finished."""
         buffers, collected, number = launched.buffers, launched.collected, launched.rounds
-        sampled = not all(s.params.greedy for s in launched.sequences)
+        level, sampled = launched.level, not all(s.params.greedy for s in launched.sequences)
         while number < rounds and not collected.over(number):
             if buffers.loop is not None:
                 collected.drafting.mark()
                 self.draft(buffers, sampled)
                 collected.drafting.mark()
             collected.verifying.mark()
-            self.verify(buffers, sampled, launched.traced)
+            self.verify(buffers, level, launched.traced)
             collected.verifying.mark()
             collected.send(number)
             number += 1
@@ -152,11 +157,13 @@ class Burst:
         starts = launched.root_slots(launched.rounds)
         rounds = self._reserve(buffers, sequences, starts, min(buffers.rounds, max(collected.left)))
         if rounds:
-            buffers.lanes.set_pages(sequences, self._cache.idle_page)
-            next_one = Collected(buffers, sequences, collected.left, after=collected)
+            lanes, extras = launched.lanes, launched.extras
+            buffers.lanes.set_pages(dict(zip(lanes, sequences, strict=True)), self._cache.idle_page)
+            next_one = Collected(buffers, sequences, lanes, collected.left, extras, after=collected)
             buffers.number.fill_(next_one.first_line)
             began, progress = time.perf_counter(), [Progress(s) for s in sequences]
-            self.ahead = self._run(Launched(buffers, sequences, starts, next_one, rounds, began, progress), 1)
+            begun = Launched(buffers, sequences, lanes, starts, next_one, rounds, began, progress, extras)
+            self.ahead = self._run(begun, 1)
 
     def go_on(self, launched: Launched, plan: Plan, *, alone: bool) -> Launched:
         """Continue a burst that was started ahead: to its end if `alone`, otherwise only its first round."""
@@ -165,27 +172,38 @@ class Burst:
 
     def forget(self) -> None:
         """Drop a burst that was started ahead. The next burst sets up all lanes anew."""
-        self.ahead = self._last = None
+        self.ahead = None
+        for buffers in self._buffers.values():
+            buffers.seats.forget()
 
     def read(self, launched: Launched, first: int, stop: int) -> None:
         """Wait for rounds `first` to `stop`, and add their results to the progress of each unfinished sequence."""
         buffers = launched.buffers
         lines = launched.collected.read(first, stop)
-        nodes, depth = buffers.lanes.nodes, buffers.lanes.depth
+        nodes = buffers.lanes.nodes
         # Bare roots give one token per round: they are reported as one `Round` of several steps.
         given = (lines if nodes else lines[:, :, FIRST_TOKEN]).swapaxes(0, 1).tolist()
-        for lane, (item, results) in enumerate(zip(launched.progress, given, strict=True)):
+        for lane, item, results in zip(launched.lanes, launched.progress, given, strict=True):
             if item.sequence.finished:
                 continue
-            if not nodes:
+            if not nodes and not emits_each(item.sequence):
                 item.rounds.append(Round(results, steps=len(results)))
                 continue
-            for number, line in enumerate(results, first):
-                accepted, deepest = line[0], line[1]
-                origins = [buffers.origins[which] for which in line[FIRST_TOKEN + depth + 1 :][:accepted]]
-                item.rounds.append(Round(line[FIRST_TOKEN:][: 1 + accepted], origins, nodes, deepest))
-                if item.sequence.request.trace:
-                    item.trees.append(buffers.tree(launched.collected.first_line + number, lane))
+            for number, line in enumerate(results, launched.collected.first_line + first):
+                item.rounds.append(self._round(launched, number, lane, line if nodes else [0, 0, line]))
+                if item.sequence.request.trace and nodes:
+                    item.trees.append(buffers.tree(number, lane))
+
+    @staticmethod
+    def _round(launched: Launched, number: int, lane: int, line: list[int]) -> Round:
+        """The round whose results are line `number` of the buffers; `line`: those of a lane."""
+        buffers, extras = launched.buffers, launched.extras
+        nodes, depth = buffers.lanes.nodes, buffers.lanes.depth
+        accepted, deepest = line[0], line[1]
+        origins = [buffers.origins[which] for which in line[FIRST_TOKEN + depth + 1 :][:accepted]]
+        scores = None if extras is None else extras.read(number, lane)
+        tokens, path = line[FIRST_TOKEN:][: 1 + accepted], range(1, 1 + accepted)
+        return Round(tokens, origins, nodes, deepest, nodes=path, target=scores)
 
     def tally(self, launched: Launched) -> Tally:
         """Acceptance counts since the last burst with these buffers."""
@@ -207,31 +225,57 @@ class Burst:
         buffers, sequences, loop = launched.buffers, launched.sequences, launched.buffers.loop
         if loop is not None:
             roots = launched.root_slots(launched.rounds - 1)  # of the last round
-            for lane, (sequence, root_slot) in enumerate(zip(sequences, roots, strict=True)):
+            for lane, sequence, root_slot in zip(launched.lanes, sequences, roots, strict=True):
                 if sequence.table.pages:
                     guard(sequence, partial(loop.settle, sequence, lane, root_slot))
-        if not any(s.finished for s in sequences):
-            self._last = buffers, _positions(buffers, sequences)
+        buffers.seats.leave(launched.lanes, _positions(buffers, sequences))
 
-    def filled(self, sequences: list[Sequence], *, trees: bool) -> RoundBuffers:
-        """The buffers for this batch, with its lanes set up."""
-        buffers = self._made(bucket(len(sequences)), trees=trees)
-        last, self._last = self._last, None
-        if last == (buffers, _positions(buffers, sequences)):
-            # Lanes and drafter state are still those of the last burst: only the page tables changed.
-            buffers.lanes.set_pages(sequences, self._cache.idle_page)
-        else:
-            buffers.lanes.fill(sequences, [buffers.known(s) for s in sequences], self._cache.idle_page)
-            if buffers.loop is not None:
-                buffers.loop.fill(sequences)
-        return buffers
+    def filled(self, sequences: list[Sequence], *, trees: bool) -> tuple[RoundBuffers, list[int], Extras | None]:
+        """The buffers for this batch, with lanes that are set up; the lane of each sequence; the extras, if needed.
 
-    def _made(self, count: int, *, trees: bool) -> RoundBuffers:
+        Sequences that go on where the last burst has left them keep their lanes: only page tables change. A lane whose
+        sequence has ended takes another.
+        """
+        buffers = self._made(len(sequences), trees=trees)
+        size, spare = buffers.lanes.size, self._sizes.get(trees, (0, 0))[1]
+        self._sizes[trees] = size, spare + 1 if size > bucket(len(sequences)) else 0
+        lanes, fresh = buffers.seats.take(_positions(buffers, sequences))
+        if fresh:
+            buffers.lanes.fill(fresh, buffers.known)
+            joining = {lane: sequence for lane, sequence in fresh.items() if sequence is not None}
+            if buffers.loop is not None and joining:
+                buffers.loop.fill(joining)
+        buffers.lanes.set_pages(dict(zip(lanes, sequences, strict=True)), self._cache.idle_page)
+        demanding = any(Level.of(sequence) is Level.ALL for sequence in sequences)
+        extras = self._extras_of(buffers) if demanding else self._extras.get(buffers)
+        if extras is not None:
+            extras.fill(fresh)
+        return buffers, lanes, extras if demanding else None
+
+    def _lanes_for(self, count: int, trees: bool) -> int:
+        """How many lanes serve `count` sequences.
+
+        If fewer would do than in the last burst, that is believed after a few bursts only: while requests come and go,
+        those that stay keep their lanes.
+        """
+        wanted, (size, spare) = bucket(count), self._sizes.get(trees, (0, 0))
+        return size if wanted < size <= _MOST_SPARE * wanted and spare < _PATIENCE else wanted
+
+    def _made(self, sequences: int, *, trees: bool) -> RoundBuffers:
+        return self._of_size(self._lanes_for(sequences, trees), trees)
+
+    def _of_size(self, count: int, trees: bool) -> RoundBuffers:
         if (count, trees) not in self._buffers:
             made = self._buffers[count, trees] = self._make(count, trees)
             if made.draft is not None:
                 self._counters[made] = AcceptanceCounter(made)
         return self._buffers[count, trees]
+
+    def _extras_of(self, buffers: RoundBuffers) -> Extras:
+        if buffers not in self._extras:
+            lines, vocabulary = len(buffers.results), self._model.config.vocab_size
+            self._extras[buffers] = Extras(buffers.lanes, lines, vocabulary)
+        return self._extras[buffers]
 
     def _make(self, count: int, trees: bool) -> RoundBuffers:
         config, device = self._model.config, self._model.device
@@ -250,10 +294,25 @@ class Burst:
         trees_ = numbers(2 * rounds, 3, count, 1 + nodes)
         confidence = torch.zeros(2 * rounds, count, 1 + nodes, dtype=torch.float32, device=device)
         loop = None if draft is None else draft.loop(lanes)
-        hosts = _on_host(results), _on_host(counts)
-        return RoundBuffers(
-            lanes, draft, loop, rounds, tiles, results, hosts[0], counts, hosts[1], trees_, confidence, numbers(1)
-        )
+        told = results, on_host(results), counts, on_host(counts), trees_, confidence, numbers(1)
+        return RoundBuffers(lanes, Seats(count), draft, loop, rounds, tiles, *told)
+
+    def warm_up(self, most: int) -> None:
+        """Run every kind of round twice, for all sizes of batches up to `most` sequences, in lanes that nobody has.
+
+        So all graphs are captured, and all kernels compiled, before the first request. No sequence may be in a burst.
+        """
+        self.forget()
+        waits = type(self._drafter).signal is not Drafter.signal  # it has rounds without trees, too
+        for trees in {not self._drafter.is_passive, not (self._drafter.is_passive or waits)}:
+            for size in sizes(most):
+                buffers = self._of_size(size, trees)
+                self._extras_of(buffers)
+                for level in [*Level] * 2:
+                    buffers.lanes.set_pages({}, self._cache.idle_page)
+                    buffers.number.zero_()
+                    self.draft(buffers, level > Level.GREEDY)
+                    self.verify(buffers, level, False)
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -263,12 +322,12 @@ class Burst:
         if loop is not None:
             self.graphs.run((buffers.lanes.size, sampled, "draft"), lambda: loop.draft(sampled))
 
-    def verify(self, buffers: RoundBuffers, sampled: bool, traced: bool) -> None:
+    def verify(self, buffers: RoundBuffers, level: Level, traced: bool) -> None:
         """The second half of a round: verify and advance."""
-        key = (buffers.lanes.size, buffers.lanes.nodes, sampled, traced, "verify")
-        self.graphs.run(key, lambda: self._verify(buffers, sampled, traced))
+        key = (buffers.lanes.size, buffers.lanes.nodes, level, traced, "verify")
+        self.graphs.run(key, lambda: self._verify(buffers, level, traced))
 
-    def _verify(self, buffers: RoundBuffers, sampled: bool, traced: bool) -> None:
+    def _verify(self, buffers: RoundBuffers, level: Level, traced: bool) -> None:
         """Run the target over all trees, walk the accepted paths and advance to the next roots."""
         model, lanes, loop = self._model, buffers.lanes, buffers.loop
         depths, bits = forest.geometry(lanes.parents, lanes.depth)
@@ -278,9 +337,14 @@ class Burst:
         x = model.embed(lanes.tokens.flatten())
         layers, taps = range(model.config.layers), self._drafter.taps
         tapped = model.run_(x, rows, attend, self._cache.layers(TARGET), layers, taps)
-        after = rows.positions + 1 if sampled else rows.positions  # greedy choices do not read it
-        chosen = choose_rows(model.head(x), lanes.row_stems, after, lanes.row_temperatures, sampled=sampled)
-        chosen = chosen.view_as(lanes.tokens)
+        extras = self._extras[buffers] if level is Level.ALL else None
+        after = rows.positions + 1 if level > Level.GREEDY else rows.positions  # greedy choices do not read it
+        logits = raw = model.head(x)
+        if extras is not None:
+            logits = extras.adjustments.adjusted(raw, after)
+        cuts = lanes.row_cuts if level >= Level.CUT else None
+        how = lanes.row_stems, after, lanes.row_temperatures
+        chosen = choose_rows(logits, *how, sampled=level > Level.GREEDY, cuts=cuts).view_as(lanes.tokens)
         path, accepted = forest.walk(lanes.tokens, lanes.parents, chosen, lanes.depth)
         if lanes.nodes:
             lanes.move(self._cache.stores[TARGET], path)
@@ -294,15 +358,12 @@ class Burst:
                 buffers.confidence.index_copy_(0, buffers.number, lanes.scores[None])
         if loop is not None:
             loop.observe(path, accepted, tapped)
+        if extras is not None:
+            extras.scores.note(raw, chosen, path, buffers.number)
         lanes.advance(chosen, path, accepted, depths, buffers.results, buffers.number)
+        if extras is not None:
+            extras.adjustments.advance()
         buffers.number.add_(1)
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Pinned memory that the device copies to; on a CPU the tensor itself."""
-    if not tensor.is_cuda or not tensor.numel():
-        return tensor.cpu()
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def _positions(buffers: RoundBuffers, sequences: list[Sequence]) -> list[LanePosition]:

@@ -6,13 +6,13 @@ import gc
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from slipstream import checks
+from slipstream import __version__, checks
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.drafters.registry import AnyDrafter, DrafterSpec, parse_speculate
 from slipstream.engine.burst import Burst
@@ -27,8 +27,11 @@ from slipstream.models.memory import SPARE_PAGES, kv_bytes
 from slipstream.models.model import Model
 from slipstream.models.selfcheck import is_exact
 from slipstream.models.view import TargetView
+from slipstream.native.machine import cpu_model
+from slipstream.policy.saved import SavedPolicy
 from slipstream.sequence import PLAIN, TARGET, Request, Sequence
 from slipstream.text import IncrementalDecoder, StopStrings
+from slipstream.types import Limits
 from slipstream.verify import Verifier, make_verifier
 
 log = logging.getLogger("slipstream")
@@ -99,15 +102,24 @@ class EngineCore:
         self.engine = Engine(self.model, self.cache, verifier, Scheduler(self.cache, config.max_num_seqs, rows))
         for name, spec in distinct.items():
             self._add(spec, built[name])
+        machine = (self.model.device, cpu_model(), torch.get_num_threads())
+        facts = (config.quantize, self.model.dtype, *machine, __version__)
+        self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
+        self._saved.restore()
 
     def renew(self) -> None:
         """Replace everything but the model and its weights, after a failure that no single request caused."""
         verifier = self.engine.verifier
-        del self.engine, self.cache, self.target  # their memory is needed for what replaces them
+        self._saved.save()
+        del self.engine, self.cache, self.target, self._saved  # their memory is needed for what replaces them
         gc.collect()
         if self.model.device != "cpu":
             torch.cuda.empty_cache()
         self._make(self.config, list(self._specs.values()), verifier)
+
+    def close(self) -> None:
+        """Keep what the policy has learnt."""
+        self._saved.save()
 
     # -- drafters -----------------------------------------------------------------------------------------------------
 
@@ -119,7 +131,8 @@ class EngineCore:
     @property
     def names(self) -> list[str]:
         """The drafters that requests may name, the default first."""
-        return list(dict.fromkeys([self.default, *self.engine.drafters]))
+        parts = (part.name for drafter in self.engine.drafters.values() for part in drafter.parts.values())
+        return list(dict.fromkeys([self.default, *self.engine.drafters, *parts]))
 
     @property
     def burst(self) -> Burst | None:
@@ -149,19 +162,37 @@ class EngineCore:
         self._add(_PLAIN, self._built(_PLAIN))
         return before
 
-    def choose(self, wanted: object) -> str:
-        """The name of the drafter that a request asks for: None for the default, False for plain decoding."""
+    def choose(self, wanted: object) -> tuple[str, Limits | None]:
+        """The name of the drafter that a request asks for, and its limits if it leaves the choice to the policy.
+
+        None asks for the default, False for plain decoding. Limits (`auto:max_nodes=8`) and the names of drafters that
+        the policy picks from need no drafter of their own.
+        """
         if wanted is None or wanted is True:
-            return self.default
+            return self.default, None
         if wanted is False:
-            return PLAIN
-        name = str(parse_speculate(wanted))  # type: ignore[arg-type]
-        if name in self._specs:
-            return name
-        alike = [loaded for loaded, spec in self._specs.items() if spec.method == name]
+            return PLAIN, None
+        spec = parse_speculate(wanted)  # type: ignore[arg-type]
+        if str(spec) in self._specs:
+            return str(spec), None
+        drafters, limits = self.engine.drafters, spec.checked().limits
+        choosing = [name for name in (self.default, *self._specs) if drafters[name].parts]
+        if choosing and limits is not None:
+            return choosing[0], self._within(limits, choosing[0])
+        alike = [loaded for loaded, known in self._specs.items() if known.method == str(spec)]
         if len(alike) == 1:
-            return alike[0]
-        raise unknown_choice("drafter that is loaded:", name, list(self._specs))
+            return alike[0], None
+        for name in choosing:
+            if any(part.name == str(spec) for part in drafters[name].parts.values()):
+                return name, replace(drafters[name].limits, drafters=frozenset({str(spec)}))
+        raise unknown_choice("drafter that is loaded:", str(spec), list(self._specs))
+
+    def _within(self, limits: Limits, name: str) -> Limits:
+        """A request's limits, which may name drafters that the policy picks from, and no others."""
+        loaded = {part.name for part in self.engine.drafters[name].parts.values()}
+        for drafter in (limits.drafters or frozenset()) - loaded:
+            raise unknown_choice("drafter that is loaded:", drafter, sorted(loaded))
+        return limits
 
     def _built(self, spec: DrafterSpec, beside: Iterable[AnyDrafter] = ()) -> AnyDrafter:
         """The drafter, whose state and stores have another key than those of the drafters beside it."""
@@ -236,13 +267,20 @@ class EngineCore:
         """One sequence per choice."""
         params = request.params
         ends = frozenset[int]() if params.ignore_eos else self.end_ids
-        drafter = self.choose(params.speculate)
+        drafter, limits = self.choose(params.speculate)
         needs = self.engine.drafters[drafter].stores_needed
         constraint = None if request.grammar is None else self.grammars.start(request.grammar)
         sequences = []
         for choice in range(params.n):
             sequence = Sequence(
-                request, choice, ends, self.max_model_len, drafter=drafter, needs=needs, constraint=constraint
+                request,
+                choice,
+                ends,
+                self.max_model_len,
+                drafter=drafter,
+                limits=limits,
+                needs=needs,
+                constraint=constraint,
             )
             if self.tokenizer is not None:
                 sequence.spell = self.tokenizer.token_text

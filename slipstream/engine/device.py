@@ -7,9 +7,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
 
 from slipstream.engine.burst import Burst, Launched
 from slipstream.engine.state import EngineState
+from slipstream.gpu.adjustments import fits_lanes
+from slipstream.gpu.lane_scores import TOPS
 from slipstream.models.decoder import Decoder
 from slipstream.policy import Progress, Report
 from slipstream.policy.trust import Signal
@@ -30,6 +35,7 @@ class DeviceRunner:
         self._bursts: dict[str, Burst | None] = {}  # by drafter; None: it does not support rounds
         self._launched: list[tuple[Burst, Launched]] = []
         self._faults: list[tuple[Sequence, Exception]] = []  # of signals in this step
+        self._fits: WeakKeyDictionary[Sequence, bool] = WeakKeyDictionary()  # whether lanes hold its adjustments
 
     @staticmethod
     def possible(state: EngineState) -> bool:
@@ -52,14 +58,34 @@ class DeviceRunner:
         """Forget a drafter that left the set."""
         self._bursts.pop(drafter, None)
 
+    def warm_up(self) -> None:
+        """Make the graphs of all rounds that the loaded drafters can meet. Does nothing while requests are running."""
+        if self._state.scheduler.idle:
+            with torch.inference_mode():
+                for name in self._state.drafters:
+                    burst = self.burst(name)
+                    if burst is not None:
+                        burst.warm_up(self._state.scheduler.max_sequences)
+
+    @property
+    def graphs(self) -> int:
+        """How many kinds of rounds have run: as many graphs."""
+        return sum(len(burst.graphs) for burst in self._bursts.values() if burst is not None)
+
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only; stop strings, logprobs, grammars and other per-token options need the host."""
+        """Rounds serve decoding only. What they do not read needs the host: grammars, a prediction, long lists."""
         sequence = work.sequence
-        plain = sequence.sampler.simple and sequence.params.logprobs is None and sequence.stops is None
-        plain = plain and sequence.constraint is None
-        return sequence.first_token_at is not None and len(work.pending) == 1 and plain
+        if sequence.first_token_at is None or len(work.pending) > 1 or (sequence.params.logprobs or 0) > TOPS:
+            return False
+        if sequence.constraint is not None or self._state.drafters.of(sequence).host_only(sequence):
+            return False
+        if not sequence.params.adjusts:
+            return True
+        if sequence not in self._fits:
+            self._fits[sequence] = fits_lanes(sequence.sampler, self._model.config.vocab_size)
+        return self._fits[sequence]
 
     def shape(self, drafter: str, count: int) -> Plan | None:
         """The tree shape of rounds with `count` sequences."""
@@ -207,7 +233,7 @@ class DeviceRunner:
         draft_ms, verify_ms = (
             timer.milliseconds(rounds) for timer in (launched.collected.drafting, launched.collected.verifying)
         )
-        return Report(unfinished, rows, draft_ms, verify_ms, burst.tally(launched))
+        return Report(unfinished, rows, draft_ms=draft_ms, verify_ms=verify_ms, tally=burst.tally(launched))
 
 
 def _begun(burst: Burst, sequences: list[Sequence], plan: Plan) -> Launched:

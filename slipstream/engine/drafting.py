@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from slipstream.drafters import DraftRequest, Outcome
+from slipstream.drafters.guard.faults import proposals, tell
 from slipstream.drafters.guard.stopwatch import Stopwatch
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.errors import DraftFault
+from slipstream.policy import DraftCall
 from slipstream.sequence import PLAIN, Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
 log = logging.getLogger("slipstream")
 T = TypeVar("T")
-
-Select = Callable[[TokenTree, Plan], TokenTree]
 
 
 class DrafterSet(Mapping[str, AnyDrafter]):
@@ -66,48 +66,39 @@ class DrafterSet(Mapping[str, AnyDrafter]):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def propose(self, requests: list[DraftRequest], select: Select) -> dict[Sequence, TokenTree]:
-        """A tree for each request: the drafter's, checked and selected, or a bare root."""
+    def propose(self, requests: list[DraftRequest]) -> dict[Sequence, TokenTree]:
+        """The drafters' trees, checked; sequences for which nothing was drafted have none."""
         asking = [request for request in requests if request.plan.drafts and request.sequence.active_drafter != PLAIN]
-        trees = self._asked(asking, select)
-        return {w.sequence: trees.get(w.sequence) or TokenTree(w.sequence.tokens[-1]) for w in requests}
-
-    def _asked(self, requests: list[DraftRequest], select: Select) -> dict[Sequence, TokenTree]:
         trees: dict[Sequence, TokenTree] = {}
-        for name in dict.fromkeys(request.sequence.drafter for request in requests):
-            mine = [request for request in requests if request.sequence.drafter == name]
+        for name in dict.fromkeys(request.sequence.drafter for request in asking):
+            mine = [request for request in asking if request.sequence.drafter == name]
             for request, tree in zip(mine, self._offers(name, mine), strict=True):
                 if tree is not None:
-                    checked = self.guarded(request.sequence, lambda w=request, t=tree: self._checked(w, t, select))  # type: ignore[misc]
+                    checked = self.guarded(request.sequence, lambda w=request, t=tree: self._checked(w, t))  # type: ignore[misc]
                     if checked is not None:
                         trees[request.sequence] = checked
         return trees
 
+    def take_calls(self) -> list[DraftCall]:
+        """The calls, since the last time, of drafters whose parts are planned apart."""
+        return [call for drafter in self._drafters.values() if drafter.parts for call in drafter.take_calls()]
+
     def _offers(self, name: str, requests: list[DraftRequest]) -> list[TokenTree | None]:
         """The trees of one drafter; None for sequences on which it failed. A drafter that is too slow is dropped."""
-        drafter = self._drafters[name]
         began = time.perf_counter()
-        try:
-            offers = drafter.propose(requests)
-            if len(offers) != len(requests):
-                raise ValueError(f"{len(offers)} trees for {len(requests)} sequences")
-            seconds = time.perf_counter() - began
-            fresh = any(request.sequence.stats.drafting_steps == 0 for request in requests)  # it may include a prefill
-            if self._watches[name].took(1000 * seconds, fresh=fresh):
-                for request in requests:
-                    self.drop(request.sequence, DraftFault(f"a draft took {seconds:.1f} s"))
-            return list(offers)
-        except Exception as error:
-            if len(requests) > 1:  # find the request that fails: ask for each alone
-                return [self._offers(name, [request])[0] for request in requests]
-            self.drop(requests[0].sequence, error)
-            return [None]
+        offers = proposals(self._drafters[name], requests, self.drop)
+        seconds = time.perf_counter() - began
+        fresh = any(request.sequence.stats.drafting_steps == 0 for request in requests)  # it may include a prefill
+        if self._watches[name].took(1000 * seconds, fresh=fresh):
+            for request in requests:
+                self.drop(request.sequence, DraftFault(f"a draft took {seconds:.1f} s"))
+        return offers
 
-    def _checked(self, request: DraftRequest, tree: TokenTree, select: Select) -> TokenTree:
+    def _checked(self, request: DraftRequest, tree: TokenTree) -> TokenTree:
+        """The tree without the nodes that a grammar forbids, after a check."""
         tree.check(request.sequence.tokens[-1], self._vocab_size)
-        if request.sequence.constraint is not None:
-            tree = request.sequence.constraint.pruned(tree)
-        return select(tree, request.plan)
+        constraint = request.sequence.constraint
+        return tree if constraint is None else constraint.pruned(tree)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         """Report the verified results to each drafter, including those of finished sequences."""
@@ -115,20 +106,10 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         for name in dict.fromkeys(outcome.sequence.drafter for outcome in followed):
             drafter = self._drafters[name]
             mine = [outcome for outcome in followed if outcome.sequence.drafter == name]
-            self._observe(drafter, [outcome for outcome in mine if not outcome.sequence.finished])
+            tell(drafter, [outcome for outcome in mine if not outcome.sequence.finished], self.drop)
             for outcome in mine:
                 if outcome.sequence.finished:
                     self.guarded(outcome.sequence, lambda o=outcome, d=drafter: d.depart(o))  # type: ignore[misc]
-
-    def _observe(self, drafter: AnyDrafter, outcomes: list[Outcome]) -> None:
-        try:
-            drafter.observe(outcomes)
-        except Exception as error:
-            if len(outcomes) == 1:
-                self.drop(outcomes[0].sequence, error)
-                return
-            for outcome in outcomes:
-                self._observe(drafter, [outcome])
 
     def close(self, sequence: Sequence) -> None:
         """Release the drafter's state of a sequence."""

@@ -18,25 +18,34 @@ def emit(progress: Progress) -> None:
         sequence.first_token_at = time.perf_counter()
         stats.prefill_ms = 1000 * (sequence.first_token_at - sequence.arrived)
     first = stats.steps == 0  # its time counts as prefill
-    params = sequence.params
     try:
-        if params.logprobs is None and sequence.stops is None and params.min_tokens == 0:
-            _emit_all(sequence, rounds)
-        else:
+        if emits_each(sequence):
             for item in rounds:
                 _emit_each(sequence, item)
                 if sequence.finished:
                     break
+        else:
+            _emit_all(sequence, rounds)
     finally:  # tokens emitted before an error are delivered
         count = stats.emitted - before
         progress.new_tokens += count
+    now = sequence.first_token_at
     if not first:
+        now = time.perf_counter()
         stats.decoded += count
-        stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
+        stats.decode_ms = 1000 * (now - sequence.first_token_at)
+    if count:
+        sequence.chunks.append((now, count))
+
+
+def emits_each(sequence: Sequence) -> bool:
+    """Whether tokens are emitted one by one: needed for stop strings, logprobs and `min_tokens`."""
+    params = sequence.params
+    return params.logprobs is not None or sequence.stops is not None or params.min_tokens > 0
 
 
 def _emit_each(sequence: Sequence, item: Round) -> None:
-    """Emit token by token: needed for stop strings, logprobs and `min_tokens`."""
+    """Emit token by token."""
     parents = [0, *item.nodes]
     accepted = 0
     for index, token in enumerate(item.tokens):
@@ -47,7 +56,7 @@ def _emit_each(sequence: Sequence, item: Round) -> None:
         accepted += drafted
         sequence.stats.origins.append(item.origins[index] if drafted else None)
         if sequence.params.logprobs is not None:
-            assert item.target is not None, "only the host computes log-probabilities"
+            assert item.target is not None
             top = sequence.params.logprobs
             sequence.logprobs.append(item.target.logprobs(parents[index], token, top, sequence.spell))
         _end(sequence, token)
@@ -89,6 +98,24 @@ def _emit_all(sequence: Sequence, rounds: list[Round]) -> None:
 def ends_of(sequence: Sequence) -> frozenset[int]:
     """Tokens that end a sequence wherever they occur."""
     return sequence.end_ids.union(sequence.params.stop_token_ids or ())
+
+
+class Lookout:
+    """Looks for stop strings in tokens that are not emitted yet: rounds that follow one need not run."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        assert sequence.decoder is not None and sequence.stops is not None
+        self._decoder, self._stops = sequence.decoder.copy(), sequence.stops.copy()
+        self._short = sequence.params.min_tokens - len(sequence.output_ids)  # tokens before a stop may count
+
+    def stops_at(self, tokens: list[int]) -> bool:
+        """Whether these tokens, the next ones, complete a stop string."""
+        for token in tokens:
+            self._short -= 1
+            text = self._decoder.push([token])
+            if self._short <= 0 and self._stops.push(text)[1] is not None:
+                return True
+        return False
 
 
 def _up_to_end(tokens: list[int], ends: frozenset[int]) -> tuple[list[int], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,6 +29,7 @@ class _Launched:
     trees: dict[Sequence, TokenTree]
     output: PassOutput
     rows: int
+    prompt_rows: int
     draft_ms: float
     other_ms: float
     began: float
@@ -62,14 +63,37 @@ class HostRunner:
             return
         drafting = time.perf_counter()
         requests = [DraftRequest(item.sequence, plans[item.sequence]) for item in work if item.decodes]
-        trees = state.drafters.propose(requests, self._policy.select)
+        trees = self._drafted(requests, drafting)
         drafted = time.perf_counter()
         segments = [_segment(item, trees.get(item.sequence)) for item in work]
         taps = state.drafters.taps(item.sequence for item in work)
         output = state.model.forward(state.cache, TARGET, segments, taps=taps)
         count = sum(segment.rows for segment in segments)
+        of_prompts = count - sum(len(tree) for tree in trees.values())
         draft_ms, other_ms = 1000 * (drafted - drafting), 1000 * (drafting - began)
-        self._launched = _Launched(work, trees, output, count, draft_ms, other_ms, drafted)
+        self._launched = _Launched(work, trees, output, count, of_prompts, draft_ms, other_ms, drafted)
+
+    def _drafted(self, requests: list[DraftRequest], began: float) -> dict[Sequence, TokenTree]:
+        """The tree that is verified for each request: what the policy selects of the draft, or a bare root."""
+        trees = {request.sequence: TokenTree(request.sequence.tokens[-1]) for request in requests}
+        offered = self._state.drafters.propose(requests)
+        if offered:
+            plans = {request.sequence: request.plan for request in requests}
+            self._policy.drafted(1000 * (time.perf_counter() - began))
+            trees.update(self._selected(trees | offered, plans))
+        return trees
+
+    def _selected(
+        self, trees: dict[Sequence, TokenTree], plans: dict[Sequence, Plan]
+    ) -> Mapping[Sequence, TokenTree]:
+        try:
+            return self._policy.select(trees, plans)
+        except Exception as error:
+            if len(trees) > 1:  # find the draft that cannot be selected from
+                return {s: self._selected({s: tree}, plans)[s] for s, tree in trees.items()}
+            (sequence,) = trees
+            self._state.drafters.drop(sequence, error)
+            return {sequence: TokenTree(sequence.tokens[-1])}
 
     def _affordable(self, item: Work, plan: Plan) -> Plan:
         """The plan, or none if the whole cache could not hold the rows of its draft."""
@@ -98,9 +122,18 @@ class HostRunner:
             outcomes.append(outcome)
             if given is not None:
                 trees = [outcome.tree] if outcome.sequence.request.trace and outcome.tree is not None else []
-                progress.append(Progress(outcome.sequence, [given], trees=trees))
+                assert outcome.tree is not None
+                progress.append(Progress(outcome.sequence, [given], trees=trees, verified=(outcome.tree, given.nodes)))
         verified = time.perf_counter()
-        report = Report(progress, launched.rows, launched.draft_ms, 1000 * (verified - launched.began), tally)
+        report = Report(
+            progress,
+            rows=launched.rows,
+            prompt_rows=launched.prompt_rows,
+            draft_ms=launched.draft_ms,
+            verify_ms=1000 * (verified - launched.began),
+            tally=tally,
+            calls=state.drafters.take_calls(),
+        )
         yield report
         outcomes = [outcome for outcome in outcomes if outcome.sequence.error is None]
         state.drafters.observe(outcomes)
@@ -146,6 +179,8 @@ class HostRunner:
         taps = state.drafters.taps([sequence])
         if not taps:
             return {}
+        if state.model.device == "cpu" and slots[-1] - start == len(slots) - 1:  # the first rows of the pass
+            return {layer: share.taps[layer][: len(slots)] for layer in taps}
         kept = torch.tensor([slot - start for slot in slots], device=state.model.device)
         return {layer: share.taps[layer].index_select(0, kept) for layer in taps}
 

@@ -223,6 +223,8 @@ class EngineLoop:
             closed = EngineClosed("the engine was closed while the request was running")
             self._fail(list(self._entries.values()), closed)
             self._flush()
+            if self._core is not None:
+                self._core.close()
         self._core = None
 
     def _run_commands(self, *, wait: bool = True) -> None:
@@ -371,6 +373,7 @@ def _delta(progress: Progress) -> Delta:
         finish_reason=sequence.finish_reason,
         completion=sequence.completion() if sequence.finished else None,
         trees=progress.trees,
+        decisions=[progress.decision] * len(progress.trees),  # the policy decides on the host, a step at a time
         logprobs=sequence.logprobs[-count:] if sequence.params.logprobs is not None else None,
     )
 

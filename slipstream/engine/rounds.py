@@ -12,7 +12,9 @@ import torch
 
 from slipstream.attention import LaneTiles
 from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
-from slipstream.engine.endings import ends_of
+from slipstream.engine.endings import Lookout, ends_of
+from slipstream.engine.extras import Extras
+from slipstream.engine.seats import Seats
 from slipstream.gpu.lanes import Lanes
 from slipstream.policy.tally import Tally
 from slipstream.sequence import Sequence
@@ -27,6 +29,7 @@ class RoundBuffers:
     """All buffers of rounds for one size of batch."""
 
     lanes: Lanes
+    seats: Seats
     draft: DeviceDraft | None
     loop: DeviceLoop | None
     rounds: int  # at most, of a burst
@@ -92,27 +95,44 @@ class Collected:
     first_line: int
 
     def __init__(
-        self, buffers: RoundBuffers, sequences: list[Sequence], left: Seq[int], after: Collected | None = None
+        self,
+        buffers: RoundBuffers,
+        sequences: list[Sequence],
+        lanes: Seq[int],
+        left: Seq[int],
+        extras: Extras | None = None,
+        after: Collected | None = None,
     ) -> None:
-        """`left`: tokens that each may still get. `after`: the previous burst, if its results are still read."""
+        """`lanes`: those of the sequences. `left`: tokens that each may still get.
+
+        `after`: the previous burst of the same sequences, if its results are not emitted yet.
+        """
         first = self.first_line = buffers.rounds if after is not None and after.first_line == 0 else 0
         self._buffers = buffers
         self._results = buffers.results[first : first + buffers.rounds]
         self._host = buffers.results_host[first : first + buffers.rounds]
+        self._extras = extras
         self._depth = buffers.lanes.depth
-        self._lanes = len(sequences)
+        self._lanes = np.array(lanes)
         self._events: list[torch.cuda.Event] = []
         ends = set().union(*map(ends_of, sequences))
         self._ends = np.array(sorted(ends), dtype=np.int64)
+        self._lookouts: dict[int, Lookout] = (
+            {index: Lookout(s) for index, s in enumerate(sequences) if s.stops is not None}
+            if after is None
+            else after._lookouts
+        )
         self._seen = 0  # rounds that were checked for finished sequences
         self._left = np.array(left)
-        self._over = np.zeros(self._lanes, dtype=np.bool_)
+        self._over = np.zeros(len(sequences), dtype=np.bool_)
         self.drafting, self.verifying = (RoundTimer(on_gpu=self._results.is_cuda) for _ in range(2))
 
     def send(self, number: int) -> None:
         """Queue the copy of a round's results to the host."""
         if self._results.is_cuda:
             self._host[number].copy_(self._results[number], non_blocking=True)
+            if self._extras is not None:
+                self._extras.send(self.first_line + number)
             if self._depth:
                 self._buffers.counts_host.copy_(self._buffers.counts, non_blocking=True)
             self._events.append(torch.cuda.Event())
@@ -154,21 +174,24 @@ class Collected:
             counted = np.arange(tokens.shape[1]) < counts[:, None]
             self._left -= counts
             self._over |= (np.isin(tokens, self._ends) & counted).any(1) | (self._left <= 0)
+            for index, lookout in self._lookouts.items():
+                if not self._over[index]:
+                    self._over[index] = lookout.stops_at(tokens[index, : counts[index]].tolist())
             self._seen += 1
 
     def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
-        return _ENDED * int(lanes.sum()) >= self._lanes
+        return _ENDED * int(lanes.sum()) >= len(lanes)
 
     def token_counts(self, rounds: int) -> list[int]:
         """How many tokens each sequence got in the first `rounds` rounds, which are done."""
-        counts: list[int] = (self._host[:rounds, : self._lanes, 0] + 1).sum(0).tolist()
+        counts: list[int] = (self._host.numpy()[:rounds, self._lanes, 0] + 1).sum(0).tolist()
         return counts
 
     def read(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """The results of rounds `first` to `stop`; waits for the last of them."""
         if self._results.is_cuda:
             self._events[stop - 1].synchronize()
-        lines: npt.NDArray[np.int64] = self._host[first:stop, : self._lanes].numpy()
+        lines: npt.NDArray[np.int64] = self._host.numpy()[first:stop, self._lanes]
         return lines
 
 

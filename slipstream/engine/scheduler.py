@@ -20,7 +20,7 @@ class Scheduler:
 
     def __init__(self, cache: PagedCache, max_sequences: int, prompt_rows: int) -> None:
         self._cache = cache
-        self._max_sequences = max_sequences
+        self.max_sequences = max_sequences
         self.prompt_rows = prompt_rows  # prefill rows per step
         self.waiting: deque[Sequence] = deque()  # by priority, then by arrival
         self.running: list[Sequence] = []  # oldest first
@@ -74,7 +74,7 @@ class Scheduler:
         return max(0, (start + rows) // PAGE_SIZE * PAGE_SIZE - start)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_sequences:
+        while self.waiting and len(self.running) < self.max_sequences:
             sequence = self.waiting[0]
             if not self._give_pages(sequence):
                 return

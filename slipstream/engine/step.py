@@ -15,7 +15,8 @@ from slipstream.engine.host import HostRunner
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.state import EngineState
 from slipstream.models.model import Model
-from slipstream.policy import FixedPolicy, Policy, Progress, Report, Tally
+from slipstream.policy import AutoPolicy, Progress, Report, Tally
+from slipstream.policy.costs import pass_shape
 from slipstream.sequence import Sequence, Work
 from slipstream.types import Plan
 from slipstream.verify import Verifier
@@ -40,7 +41,8 @@ class Engine:
     def set_runners(self) -> None:
         """Make the runners that this model and verifier support, and the policy over them."""
         self.device = DeviceRunner(self._state) if DeviceRunner.possible(self._state) else None
-        self.policy: Policy = FixedPolicy(self.drafters, self.device)
+        shape = pass_shape(self.model.cheap_rows, self.model.config.weights_read)
+        self.policy = AutoPolicy(self.drafters, self.device, shape)
         self.host = HostRunner(self._state, self.policy)
 
     def step(self) -> list[Progress]:
@@ -104,7 +106,7 @@ class Engine:
     @property
     def draft_faults(self) -> int:
         """How many drafts of the loaded drafters failed, over all requests."""
-        return self.drafters.faults.total()
+        return self.drafters.faults.total() + sum(drafter.part_faults.total() for drafter in self.drafters.values())
 
     def add_drafter(self, name: str, drafter: AnyDrafter) -> None:
         """Add a drafter. Requests may name it from now on."""

@@ -18,6 +18,11 @@ def bucket(count: int) -> int:
     return between if power >= 4 and count <= between else power
 
 
+def sizes(most: int) -> list[int]:
+    """All sizes that counts up to `most` are padded to."""
+    return sorted({bucket(count) for count in range(1, most + 1)})
+
+
 class Graphs:
     """Functions by key. On a GPU each is captured as a graph and replayed; elsewhere it is simply called.
 
@@ -32,6 +37,10 @@ class Graphs:
         # Graphs never run at the same time, so they share their memory.
         self._pool = torch.cuda.graph_pool_handle() if self._records else None
         self.capture_ms = 0.0  # spent on capturing, over all graphs
+
+    def __len__(self) -> int:
+        """How many functions have run; on a GPU each has a graph, or gets one when it runs again."""
+        return len(self._ran)
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
         """Run the function of this key once.

@@ -8,13 +8,14 @@ Branches for tensors that are not on a GPU are the reference of the kernels: onl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 
-from slipstream import noise
 from slipstream.cache import PAGE_SIZE, LayerStore
+from slipstream.gpu.device_sampling import RowCuts
 from slipstream.gpu.fused import runs_fused
 from slipstream.sequence import Sequence
 
@@ -44,6 +45,7 @@ class Lanes:
         # The same for the rows of the target pass.
         self.row_stems = numbers(2, size * (1 + nodes))
         self.row_temperatures = torch.zeros(size * (1 + nodes), dtype=torch.float32, device=device)
+        self.row_cuts = RowCuts.neutral(size * (1 + nodes), device)
         self.offsets = torch.arange(1 + nodes, device=device)  # of those rows after the roots
         self._lines = torch.arange(size, device=device)[:, None]
         self.tokens = numbers(size, 1 + nodes)  # of the trees, the roots first
@@ -51,50 +53,49 @@ class Lanes:
         self.scores = torch.zeros(size, 1 + nodes, dtype=torch.float32, device=device)  # logs of joint probabilities
         self.origins = numbers(size, 1 + nodes)  # index of the drafter of each node
         self.active = numbers(size)  # 1: the lane has a sequence
-        self._active = 0  # how many lanes have one
         # The last tokens, of which the root is the last, and how many of them come before it.
         self.last_tokens = numbers(size, depth + 1)
         self.accepted = numbers(size)
 
-    def set_pages(self, sequences: list[Sequence], idle: int) -> None:
-        """Update the page tables. Sequences that continue where they are need no more than that.
+    def set_pages(self, sequences: Mapping[int, Sequence], idle: int) -> None:
+        """Update the page tables, by lane. Sequences that continue where they are need no more than that.
 
-        Lanes without a sequence restart: they have a single page.
+        Lanes without a sequence restart: they have a single page, `idle`.
         """
-        self.slots[len(sequences) :] = 0
-        self.accepted[len(sequences) :] = 0
-        if self._active != len(sequences):
-            self._active = len(sequences)
-            self.active[: self._active], self.active[self._active :] = 1, 0
+        self.slots.mul_(self.active)
+        self.accepted.mul_(self.active)
         tables = np.full(self.tables.shape, idle, dtype=np.int32)
-        for table, sequence in zip(tables, sequences, strict=False):
-            table[: len(sequence.table.pages)] = sequence.table.pages
+        for lane, sequence in sequences.items():
+            tables[lane, : len(sequence.table.pages)] = sequence.table.pages
         if not np.array_equal(tables, self._pages):
             self._pages = tables
             self.tables.copy_(torch.from_numpy(tables))
 
-    def fill(self, sequences: list[Sequence], known: list[int], idle: int) -> None:
-        """Set the lanes up for sequences whose slots are reserved.
+    def fill(self, sequences: Mapping[int, Sequence | None], known: Callable[[Sequence], int]) -> None:
+        """Set lanes up for sequences whose slots are reserved; None empties a lane. The other lanes stay as they are.
 
-        `known`: how many tokens of each the drafter has processed, all but the last few. `idle`: the page of lanes
-        without a sequence.
+        `known`: how many tokens of a sequence the drafter has processed, all but the last few.
         """
-        self.set_pages(sequences, idle)
-        spare = self.size - len(sequences)
-        slots = [s.cached for s in sequences] + [0] * spare
-        last_tokens = np.zeros((self.size, self.last_tokens.shape[1]), dtype=np.int64)
-        for line, sequence, start in zip(last_tokens, sequences, known, strict=False):
-            line[: len(sequence.tokens) - start] = sequence.tokens[start:]
-        accepted = [len(s.tokens) - 1 - start for s, start in zip(sequences, known, strict=True)] + [0] * spare
-        self.slots.copy_(torch.tensor(slots))
-        self.last_tokens.copy_(torch.from_numpy(last_tokens))
-        self.accepted.copy_(torch.tensor(accepted))
-        self.tokens[:, 0].copy_(torch.tensor([s.tokens[-1] for s in sequences] + [0] * spare))
-        self.stems.copy_(noise.halves([s.sampler.stem for s in sequences] + [0] * spare))
-        self.temperatures.copy_(torch.tensor([s.params.temperature for s in sequences] + [0.0] * spare))
-        each = len(self.offsets)
-        self.row_stems.copy_(self.stems.repeat_interleave(each, 1))
-        self.row_temperatures.copy_(self.temperatures.repeat_interleave(each))
+        numbers = np.zeros((len(sequences), 6 + self.last_tokens.shape[1]), dtype=np.int64)
+        for line, sequence in zip(numbers, sequences.values(), strict=True):
+            if sequence is not None:
+                start, stem = known(sequence), sequence.sampler.stem
+                accepted, last = len(sequence.tokens) - 1 - start, sequence.tokens[start:]
+                line[:6] = 1, sequence.cached, accepted, last[-1], stem & 0xFFFFFFFF, stem >> 32
+                line[6 : 6 + len(last)] = last
+        which = torch.tensor(list(sequences), device=self.device)
+        active, slots, accepted_, roots, low, high, *last_tokens = torch.from_numpy(numbers.T).to(self.device)
+        self.active[which], self.slots[which], self.accepted[which] = active, slots, accepted_
+        self.tokens[which, 0] = roots
+        self.last_tokens[which] = torch.stack(last_tokens, 1)
+        self.stems[:, which] = torch.stack([low, high])
+        params = [None if sequence is None else sequence.params for sequence in sequences.values()]
+        temperatures = torch.tensor([0.0 if p is None else p.temperature for p in params], dtype=torch.float32)
+        self.temperatures[which] = temperatures.to(self.device)
+        self.row_stems.view(2, self.size, -1)[:, which] = self.stems[:, which, None]
+        self.row_temperatures.view(self.size, -1)[which] = self.temperatures[which, None]
+        for rows, values in zip(self.row_cuts, RowCuts.of(params).to(self.device), strict=True):
+            rows.view(self.size, -1)[which] = values[:, None]
 
     def rows(self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor | None = None) -> LaneRows:
         """Rows of every lane: slots `offsets` [rows] after `first` [lanes], with positions alike.

@@ -1,7 +1,8 @@
 """Host-driven passes as captured graphs: for everything that needs the host between two passes.
 
 A pass is padded to one of a few sizes. Its inputs are copied at once to a fixed buffer, and padding rows write to a
-page that no sequence owns. Long prompts run eagerly: there the GPU's work takes longer than the launches.
+page that no sequence owns. Prompts are passes too, whose size depends on their rows alone, so that a few graphs serve
+every mixture of them. Long ones run eagerly: there the GPU's work takes longer than the launches.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from slipstream.models.decoder import Decoder
 
 MOST_ROWS = 256
+MOST_PROMPT_ROWS = 512  # of a pass without trees that needs few logits
+_FEW = 16  # rows of a prompt at least; rows with logits and sequences that every pass over prompts has room for
 _SPARE = 256  # rows that may be after the end of the context
 
 Numbers = npt.NDArray[np.int32]
@@ -42,12 +45,14 @@ class _Shape:
     words: int
     trees: bool
     taps: tuple[int, ...]
+    wanted: int  # rows with logits; 0: all
 
     @property
     def parts(self) -> list[tuple[int, ...]]:
-        """The arrays that are copied: tokens, positions, pages and offsets in them; then those of the tiles."""
+        """The arrays that are copied: tokens, positions, pages, offsets in them; rows with logits; those of tiles."""
         row = (self.rows,)
         return [row] * 4 + [
+            (self.wanted,),
             (FACTS, self.tiles),
             (self.sequences, self.pages),
             row,
@@ -62,6 +67,7 @@ class _Pass:
 
     tiles: Tiles
     rows: list[torch.Tensor]  # int32 [rows]: tokens, positions, pages, offsets
+    wanted: torch.Tensor  # int32: the rows with logits
     flat: torch.Tensor  # all inputs, int32
     logits: torch.Tensor = field(init=False)
     hidden: torch.Tensor = field(init=False)
@@ -93,39 +99,49 @@ class CapturedPasses:
 
     @staticmethod
     def takes(segments: Sequence[Segment]) -> bool:
-        """Whether a graph pays for these rows: a decoding step in which all logits are needed."""
-        small = sum(s.rows for s in segments) <= MOST_ROWS
-        return small and all(s.logits_from == 0 and s.prepared is None for s in segments)
+        """Whether a graph pays for these rows: a decoding step, or prompts that are not long."""
+        if any(s.prepared is not None for s in segments):
+            return False
+        rows, wanted = sum(s.rows for s in segments), len(_wanted(segments))
+        prompts = wanted <= _FEW and all(s.causal for s in segments)
+        return rows <= MOST_PROMPT_ROWS if prompts else rows <= MOST_ROWS and wanted == rows
 
     def run(self, cache: PagedCache, store: str, segments: Sequence[Segment], taps: Sequence[int]) -> PassOutput:
         """The pass over all rows of all segments."""
         config = self._model.config
         group = config.group
+        wanted = _wanted(segments)
         rows = sum(s.rows for s in segments)
-        filled = bucket(rows)
+        trees, all_logits = any(not s.causal for s in segments), len(wanted) == rows
+        filled = bucket(rows) if all_logits else max(_FEW, bucket(rows))
         queries = query_block(group, filled)
         of_tiles = tile_arrays(segments, queries // group)
         fields, tables, _, open_positions, bits = of_tiles
+        sequences = bucket(len(segments)) if trees else max(_FEW, bucket(len(segments)))
+        tiles = fields.shape[1] if trees else -(-filled // (queries // group)) + sequences
         shape = _Shape(
             store,
             filled,
-            bucket(fields.shape[1]),
-            bucket(len(segments)),
+            bucket(tiles),
+            sequences,
             max(-(-(config.context + _SPARE) // PAGE_SIZE), tables.shape[1]),
             bucket(len(open_positions)),
             bits.shape[1],
-            any(not s.causal for s in segments),
+            trees,
             tuple(taps),
+            0 if all_logits else _FEW,
         )
         held = self._passes.get(shape)
         if held is None:
             held = self._passes[shape] = self._made(shape, queries)
         idle = cache.idle_page
-        arrays = zip([*_row_arrays(segments), *of_tiles], shape.parts, (0, 0, idle, 0, 0, idle, 0, 0, 0), strict=True)
+        picked = wanted[: shape.wanted]
+        given, padding = [*_row_arrays(segments), picked, *of_tiles], (0, 0, idle, 0, 0, 0, idle, 0, 0, 0)
+        arrays = zip(given, shape.parts, padding, strict=True)
         held.flat.copy_(torch.from_numpy(np.concatenate([_filled(*array) for array in arrays])))
         self.graphs.run(shape, lambda: self._pass(held, shape, cache.layers(store)))
         tapped = {layer: hidden[:rows].clone() for layer, hidden in held.tapped.items()}
-        return PassOutput(held.logits[:rows].clone(), held.hidden[:rows].clone(), tapped)
+        return PassOutput(held.logits[: len(wanted)].clone(), held.hidden[:rows].clone(), tapped)
 
     def _made(self, shape: _Shape, queries: int) -> _Pass:
         sizes = [int(np.prod(part)) for part in shape.parts]
@@ -134,9 +150,9 @@ class CapturedPasses:
         views = [
             piece[:size].view(part) for piece, size, part in zip(flat.split(starts), sizes, shape.parts, strict=True)
         ]
-        fields, tables, positions, open_positions, bits = views[4:]
+        fields, tables, positions, open_positions, bits = views[5:]
         tiles = Tiles(shape.rows, queries, shape.trees, fields, tables, positions, open_positions, bits)
-        return _Pass(tiles, views[:4], flat)
+        return _Pass(tiles, views[:4], views[4], flat)
 
     def _pass(self, held: _Pass, shape: _Shape, data: Sequence[LayerStore]) -> None:
         model = self._model
@@ -144,7 +160,15 @@ class CapturedPasses:
         x = model.embed(rows.tokens)
         layers = range(model.config.layers)
         held.tapped = model.run_(x, rows, model.attention_over(held.tiles), data, layers, shape.taps)
-        held.hidden, held.logits = x, model.head(x)
+        held.hidden, held.logits = x, model.head(x[held.wanted.long()] if shape.wanted else x)
+
+
+def _wanted(segments: Sequence[Segment]) -> Numbers:
+    """The rows of a pass whose logits are needed."""
+    starts = np.cumsum([0, *(s.rows for s in segments)])
+    return np.concatenate(
+        [np.arange(start + s.logits_from, start + s.rows) for s, start in zip(segments, starts, strict=False)]
+    ).astype(np.int32)
 
 
 def _row_arrays(segments: Sequence[Segment]) -> list[Numbers]:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from slipstream.attention import Segment
 from slipstream.cache import LayerStore
 from slipstream.models.config import ModelConfig
 from slipstream.models.layers.mlp import DenseMLP, even_silu
 from slipstream.models.layers.rope import RopeTable
-from slipstream.models.native_rows import NativeRows, attention_steps, native_shape, read_pages
+from slipstream.models.native_rows import NativeRows, RowGroup, attention_steps, native_shape, read_pages
 from slipstream.native import kernels
-from slipstream.native.call import Step, Words, program
+from slipstream.native.call import Step, Words, address_of, program
 from slipstream.native.kernel_args import Pass
 from slipstream.native.linear import ADDED, GATED, WRITTEN, Lines, NativeLinear
 from slipstream.native.shape import Shape
@@ -69,8 +68,11 @@ def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[
     return NativeLayers(shape, config, found, [layer.window for layer in layers])
 
 
-class _Memory:
-    """The buffers of a pass over at most `rows` rows, and the steps compiled for their addresses."""
+class Buffers:
+    """The buffers of a pass over at most `rows` rows, and the steps compiled for their addresses.
+
+    `x`: the rows, which layers add to. `normed`: the input of the first product, if it is given with the rows.
+    """
 
     def __init__(self, parts: DenseProducts, rows: int) -> None:
         self.rows = rows
@@ -116,7 +118,18 @@ class NativeLayers:
         """Those of every layer."""
         return self._memory.steps
 
-    def rows(self, segments: Sequence[Segment], rope: RopeTable) -> NativeRows:
+    @property
+    def facts(self) -> int:
+        """The address of the present pass's facts; the first is the number of rows."""
+        return address_of(self._facts)
+
+    def buffers(self, rows: int) -> Buffers:
+        """Those of passes, with room for `rows` rows; new ones if the present ones are too small."""
+        if rows > self._memory.rows:
+            self._memory = self._prepared(1 << (rows - 1).bit_length())
+        return self._memory
+
+    def rows(self, segments: Sequence[RowGroup], rope: RopeTable) -> NativeRows:
         """The rows of a pass in the format of these layers."""
         return NativeRows(segments, self.shape, rope)
 
@@ -130,10 +143,8 @@ class NativeLayers:
         inputs: torch.Tensor | None = None,
     ) -> dict[int, torch.Tensor]:
         """Run hidden states [rows, width] through layers, in place; returns copies of the tapped ones."""
-        if len(x) > self._memory.rows:
-            self._memory = self._prepared(1 << (len(x) - 1).bit_length())
+        hidden = self.buffers(len(x)).x[: x.shape[0], : x.shape[1]]
         self.read(rows, data)
-        hidden = self._memory.x[: x.shape[0], : x.shape[1]]
         hidden.copy_(x)
         if inputs is not None:
             self._memory.normed[: len(inputs), : inputs.shape[1]].copy_(inputs)
@@ -155,7 +166,7 @@ class NativeLayers:
         memory = self._memory
         if layers not in memory.programs:
             memory.programs[layers] = program([step for index in layers for step in memory.steps[index]])
-        self._kernels.run(memory.programs[layers].ctypes.data)
+        self._kernels.run(address_of(memory.programs[layers]))
 
     def read(self, rows: NativeRows, data: Sequence[LayerStore]) -> None:
         """Point the steps to these rows, which must outlive them, and to the pages of a store."""
@@ -167,15 +178,15 @@ class NativeLayers:
                 read_pages(*steps, layer)
             self._memory.store = store
 
-    def _prepared(self, rows: int) -> _Memory:
+    def _prepared(self, rows: int) -> Buffers:
         """Buffers for `rows` rows, and all steps with their addresses, built completely or not at all."""
-        memory = _Memory(self._layers[0], rows)
+        memory = Buffers(self._layers[0], rows)
         for layer, window in zip(self._layers, self._windows, strict=True):
             memory.steps.append(self._layer_steps(memory, layer, window))
         return memory
 
-    def _layer_steps(self, memory: _Memory, layer: DenseProducts, window: int | None) -> list[Step]:
-        count = self._facts.ctypes.data
+    def _layer_steps(self, memory: Buffers, layer: DenseProducts, window: int | None) -> list[Step]:
+        count = address_of(self._facts)
         x, qkv, mixed = Lines.of(memory.x), Lines.of(memory.qkv), Lines.of(memory.mixed)
         gated = Lines.of(memory.gated)
         rotating, attending = attention_steps(self.shape, count, qkv, mixed, window)
@@ -192,9 +203,9 @@ class NativeLayers:
         ]
 
     def _after_norm(
-        self, memory: _Memory, part: NativeLinear, x: Lines, out: Lines, ending: str = WRITTEN
+        self, memory: Buffers, part: NativeLinear, x: Lines, out: Lines, ending: str = WRITTEN
     ) -> list[Step]:
-        count, floor = self._facts.ctypes.data, self._floor.data_ptr()
+        count, floor = address_of(self._facts), self._floor.data_ptr()
         if part.norms:
             return part.steps(count, x, out, memory.space, ending=ending, floor=floor)
         normed = Lines.of(memory.normed)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from slipstream.attention import Segment
-from slipstream.cache import PAGE_SIZE, LayerStore
+from slipstream.cache import PAGE_SIZE, LayerStore, PageTable
 from slipstream.models.config import ModelConfig
 from slipstream.models.layers.linear import native_works
 from slipstream.models.layers.rope import RopeTable
 from slipstream.native import kernels
-from slipstream.native.call import Step, Words, program
+from slipstream.native.call import Step, address_of, program
 from slipstream.native.kernel_args import Attention, Pass, Tile
 from slipstream.native.linear import Lines
 from slipstream.native.machine import threads
@@ -33,73 +32,81 @@ def native_shape(config: ModelConfig) -> Shape | None:
     return Shape(config.heads, config.kv_heads, config.head_dim, PAGE_SIZE, *vectors)
 
 
+class RowGroup(Protocol):
+    """New rows of one sequence, which go to the slots from `first_slot` on: a `Segment`, or less."""
+
+    @property
+    def table(self) -> PageTable:
+        """The pages of the sequence."""
+
+    @property
+    def committed(self) -> int:
+        """Slots that every row sees."""
+
+    @property
+    def first_slot(self) -> int:
+        """Of the first row."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+
+    @property
+    def paths(self) -> Sequence[Sequence[int]] | None:
+        """Slots that each row sees besides, its own last; None: all up to its own."""
+
+
 class NativeRows:
     """Positions of the rows of a pass, and what each of them sees."""
 
-    def __init__(self, segments: Sequence[Segment], shape: Shape, rope: RopeTable) -> None:
+    def __init__(self, groups: Sequence[RowGroup], shape: Shape, rope: RopeTable) -> None:
         self._shape = shape
-        self._in_use: list[Words] = []  # arrays whose addresses are in use
-        count = sum([segment.rows for segment in segments])
-        tiles = sum([-(-segment.rows // shape.tile_rows) for segment in segments])
-        # One allocation for all: facts, then positions, lists and places of the rows, then tiles.
-        words = np.empty(Pass.WORDS + 3 * count + Tile.WORDS * tiles, np.int64)
-        self.facts, by_row = words[: Pass.WORDS], words[Pass.WORDS : Pass.WORDS + 3 * count].reshape(3, count)
-        by_tile = words[Pass.WORDS + 3 * count :].reshape(tiles, Tile.WORDS)
-        start, tile, highest = 0, 0, 0
-        for segment in segments:
-            stop, last = start + segment.rows, tile - (-segment.rows // shape.tile_rows)
-            by_row[0, start:stop] = positions = segment.positions
-            highest = max(highest, int(positions[-1]) if segment.causal else int(positions.max()))
-            by_row[1, start:stop], shared = self._lists(segment)
-            self._place(segment, by_row[2, start:stop], by_tile[tile:last], start)
-            by_tile[tile:last, Tile.SHARED] = shared
-            start, tile = stop, last
-        self._turns = rope.pairs(by_row[0], highest)
-        span = -(-(highest + 1) // _BLOCK) * _BLOCK
-        self._scores = np.empty(threads() * shape.tile_rows * shape.group * span, np.float32)
-        self.address: int = words.ctypes.data  # of the facts
-        rows_at = self.address + 8 * Pass.WORDS
-        self.facts[:] = (
-            count,
-            rows_at + 8 * 3 * count,
-            tiles,
-            *(rows_at + 8 * part * count for part in range(3)),
-            self._turns.ctypes.data,
-            self._scores.ctypes.data,
-            span,
-        )
+        # Plain lists, and one array of all: numpy's operations cost more than these few numbers.
+        positions: list[int] = []
+        places: list[int] = []
+        tiles: list[int] = []
+        lists: list[int] = []  # where those of the rows begin: indices of `numbers`
+        numbers: list[int] = []  # page tables and lists of slots
+        line, most = shape.kv_heads * PAGE_SIZE, shape.tile_rows
+        for group in groups:
+            pages, committed, first, count = group.table.pages, group.committed, group.first_slot, group.rows
+            slots, paths = range(first, first + count), group.paths
+            places += [(pages[slot // PAGE_SIZE] * line + slot % PAGE_SIZE) * shape.size for slot in slots]
+            table, start = len(numbers), len(positions)
+            numbers += pages
+            if paths is None:
+                positions += slots
+                lists += [len(numbers)] * count
+                numbers += range(committed, first + count)
+            else:
+                for path in paths:
+                    positions.append(committed + len(path) - 1)
+                    lists.append(len(numbers))
+                    numbers += path
+            for row in range(0, count, most):
+                shared = committed if paths is not None else first + row + 1
+                tiles += (start + row, min(most, count - row), table, shared, committed)
+        self._fill(positions, lists, places, tiles, numbers)
+        self._turns = rope.pairs(self._words[Pass.WORDS : Pass.WORDS + len(positions)], max(positions))
+        span = -(-(max(positions) + 1) // _BLOCK) * _BLOCK
+        self._scores = np.empty(threads() * most * shape.group * span, np.float32)
+        self.facts[Pass.TURNS :] = address_of(self._turns), address_of(self._scores), span
 
-    def _lists(self, segment: Segment) -> tuple[Words | int, Words | int]:
-        """Where the rows' lists of slots begin, and how many positions the rows of each tile share."""
-        committed = segment.committed
-        if segment.causal:
-            chain = _chain(1 << (committed + segment.rows).bit_length())
-            self._in_use.append(chain)
-            first: int = chain.ctypes.data + 8 * committed
-            return first, segment.positions[:: self._shape.tile_rows] + 1
-        of_row, column = segment.visible.nonzero()
-        seen = column + committed
-        self._in_use.append(seen)
-        return seen.ctypes.data + 8 * np.searchsorted(of_row, np.arange(segment.rows)), committed
-
-    def _place(self, segment: Segment, places: Words, tiles: Words, start: int) -> None:
-        """Where K and V of the rows go, and which rows form a tile."""
-        shape, rows = self._shape, segment.rows
-        pages = np.array(segment.table.pages, np.int64)
-        self._in_use.append(pages)
-        page, first = divmod(segment.first_slot, PAGE_SIZE)
-        if first + rows <= PAGE_SIZE:
-            line = segment.table.pages[page] * shape.kv_heads * PAGE_SIZE + first
-            places[:] = np.arange(line * shape.size, (line + rows) * shape.size, shape.size)
-        else:
-            slots = segment.slots
-            places[:] = (pages[slots // PAGE_SIZE] * shape.kv_heads * PAGE_SIZE + slots % PAGE_SIZE) * shape.size
-        firsts = np.arange(start, start + rows, shape.tile_rows)
-        tiles[:, Tile.FIRST] = firsts
-        tiles[:, Tile.ROWS] = shape.tile_rows
-        tiles[-1, Tile.ROWS] = start + rows - int(firsts[-1])
-        tiles[:, Tile.PAGES] = pages.ctypes.data
-        tiles[:, Tile.COMMITTED] = segment.committed
+    def _fill(
+        self, positions: list[int], lists: list[int], places: list[int], tiles: list[int], numbers: list[int]
+    ) -> None:
+        """One array for all: facts, then positions, lists and places of the rows, tiles, and what those point to."""
+        count, rows_at = len(positions), Pass.WORDS
+        tiles_at = rows_at + 3 * count
+        numbers_at = tiles_at + len(tiles)
+        self._words = np.empty(numbers_at + len(numbers), np.int64)
+        self.facts = self._words[:rows_at]
+        self.address = address_of(self._words)  # of the facts
+        first = self.address + 8 * numbers_at
+        tiles[Tile.PAGES :: Tile.WORDS] = [first + 8 * index for index in tiles[Tile.PAGES :: Tile.WORDS]]
+        by_row = range(self.address + 8 * rows_at, self.address + 8 * tiles_at, 8 * count)
+        facts = count, self.address + 8 * tiles_at, len(tiles) // Tile.WORDS, *by_row, 0, 0, 0
+        self._words[:] = [*facts, *positions, *(first + 8 * index for index in lists), *places, *tiles, *numbers]
 
     def mix(self, qkv: torch.Tensor, store: LayerStore, window: int | None = None) -> torch.Tensor:
         """Attention alone: [rows, width of qkv] -> [rows, heads * size]. Writes K and V to the rows' slots."""
@@ -114,7 +121,7 @@ class NativeRows:
         steps = attention_steps(self._shape, self.address, Lines.of(qkv), Lines.of(mixed), window)
         read_pages(*steps, store)
         words = program(steps[1:] if rotated else steps)
-        kernels.layers(self._shape).run(words.ctypes.data)
+        kernels.layers(self._shape).run(address_of(words))
         return mixed
 
 
@@ -132,12 +139,6 @@ def read_pages(rotating: Step, attending: Step, store: LayerStore) -> None:
     keys, values = store.keys.data_ptr(), store.values.data_ptr()
     rotating[1][Attention.KEYS], rotating[1][Attention.VALUES] = keys, values
     attending[1][Attention.KEYS], attending[1][Attention.VALUES] = keys, values
-
-
-@functools.lru_cache(maxsize=8)
-def _chain(length: int) -> Words:
-    """0, 1, 2, ...: the slots of rows without a tree."""
-    return np.arange(length, dtype=np.int64)
 
 
 def _vector(width: int, lanes: int) -> int:

@@ -58,7 +58,8 @@ class Rows:
 
 def tokens_of(segments: Sequence[Segment], device: str) -> torch.Tensor:
     """Token ids of the rows, [rows]."""
-    return torch.tensor([token for s in segments for token in s.tokens], device=device)
+    tokens = np.array([token for s in segments for token in s.tokens], np.int64)  # faster than a tensor of a list
+    return torch.from_numpy(tokens).to(device)
 
 
 def wanted_rows(segments: Sequence[Segment], device: str) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.folders import cache_directory
-from slipstream.native.machine import TEAM, threads
+from slipstream.native.machine import CALLED, threads
 
 if TYPE_CHECKING:
     from llvmlite import ir
@@ -41,9 +41,12 @@ class Library:
         """The address of a function."""
         return int(self._engine.get_function_address(name))
 
-    def run(self, program: int) -> None:
-        """Run the program at an address: the number of its steps, then a function and its arguments for each."""
-        self._start(program, threads())
+    def run(self, program: int, *, alone: bool = False) -> None:
+        """Run the program at an address: the number of its steps, then a function and its arguments for each.
+
+        `alone`: by this thread.
+        """
+        self._start(program, 1 if alone else threads())
 
 
 def library(name: str, build: Build) -> Library:
@@ -98,7 +101,7 @@ def _target() -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     library = ctypes.CDLL(None)
-    for name in TEAM:
+    for name in CALLED:
         binding.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     return binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(),

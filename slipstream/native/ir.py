@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F32 = ir.FloatType()
+F32, F64 = ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 Value = Any  # llvmlite is untyped
 
@@ -22,6 +22,9 @@ _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 _LEAST, _GREATEST = -87.0, 88.0  # exp is 0 below, and constant above
+_LOG = (7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1)
+_LOG_LAST = 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1
+_ROOT_OF_HALF = 0x3F3504F3  # the bits of a float32
 
 
 class Code:
@@ -316,6 +319,30 @@ class Code:
         scaled = builder.bitcast(builder.add(builder.bitcast(sum_, whole), shift), kind)
         return builder.select(tiny, self.constant(0.0, kind), scaled)
 
+    def log(self, x: Value) -> Value:
+        """The natural logarithm of a float vector of normal positive numbers, to 2 units in the last place."""
+        return self.log_of(*self.split(x))
+
+    def split(self, x: Value) -> tuple[Value, Value]:
+        """x as 2^power * (1 + rest), with 1 + rest between the roots of 1/2 and 2: rest and power."""
+        builder, whole = self.builder, ir.VectorType(I32, x.type.count)
+        bits = builder.bitcast(x, whole)
+        power = builder.ashr(builder.sub(bits, self.constant(_ROOT_OF_HALF, whole)), self.constant(23, whole))
+        scaled = builder.bitcast(builder.sub(bits, builder.shl(power, self.constant(23, whole))), x.type)
+        return builder.fsub(scaled, self.constant(1.0, x.type)), builder.sitofp(power, x.type)
+
+    def log_of(self, rest: Value, power: Value) -> Value:
+        """The logarithm of 2^power * (1 + rest)."""
+        builder, kind = self.builder, rest.type
+        square = builder.fmul(rest, rest)
+        sum_ = self.constant(_LOG[0], kind)
+        for coefficient in (*_LOG[1:], *_LOG_LAST):
+            sum_ = self.fma(sum_, rest, self.constant(coefficient, kind))
+        sum_ = builder.fmul(builder.fmul(sum_, rest), square)
+        sum_ = self.fma(power, self.constant(_LN2_LOW, kind), sum_)
+        sum_ = self.fma(square, self.constant(-0.5, kind), sum_)
+        return self.fma(power, self.constant(_LN2_HIGH, kind), builder.fadd(rest, sum_))
+
     def _declared(self, name: str, kinds: ir.FunctionType) -> ir.Function:
         return self.module.globals.get(name) or ir.Function(self.module, kinds, name)
 
@@ -354,10 +381,10 @@ def floats(lanes: int) -> ir.VectorType:
 
 
 def _bytes(kind: ir.Type) -> int:
-    return 4 if kind == F32 else math.ceil(kind.width / 8)
+    return {F32: 4, F64: 8}.get(kind) or math.ceil(kind.width / 8)
 
 
 def _name(kind: ir.Type) -> str:
     if isinstance(kind, ir.VectorType):
         return f"v{kind.count}{_name(kind.element)}"
-    return "f32" if kind == F32 else f"i{kind.width}"
+    return {F32: "f32", F64: "f64"}.get(kind) or f"i{kind.width}"

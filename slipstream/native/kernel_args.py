@@ -43,6 +43,12 @@ class Pack:
     ROWS, X, X_STRIDE, INPUTS, WEIGHT, SCALES, WORDS = range(7)
 
 
+class Unpack:
+    """Rows IDS (int64) of a packed WEIGHT, with SCALES, to OUT [rows, INPUTS]."""
+
+    ROWS, IDS, INPUTS, WEIGHT, SCALES, OUT, WORDS = range(7)
+
+
 class Norm:
     """FLOOR: the address of what is added to the squared length. WEIGHT multiplies the normalised row."""
 
@@ -61,3 +67,18 @@ class Top:
     """COUNT values and ids of each row."""
 
     ROWS, X, X_STRIDE, WIDTH, COUNT, VALUES, IDS, WORDS = range(8)
+
+
+class Draw:
+    """COUNT logits X and, unless they are the whole vocabulary, their tokens' IDS (int64). TEMPERATURE has the bits of
+    a float32. RESULT receives an index of X, or -1. FIRST, SECOND and BOUND are the kernel's own: the two largest
+    scores so far (float64), and what others have to exceed (float32).
+    """
+
+    ROWS, X, COUNT, IDS, TEMPERATURE, KEY, RESULT, FIRST, SECOND, BOUND, WORDS = range(11)
+
+
+class Perturb:
+    """Rows of WIDTH logits X; IDS and TEMPERATURE as above; KEYS has one for each row."""
+
+    ROWS, X, X_STRIDE, WIDTH, IDS, TEMPERATURE, KEYS, OUT, WORDS = range(9)

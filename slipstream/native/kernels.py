@@ -26,7 +26,7 @@ def products() -> Library:
 
 @functools.cache
 def int8() -> Library:
-    """For 8-bit weights: `pack`, `digit_product`, and `cut`, with a variant `cut_normed` that norms first."""
+    """For 8-bit weights: `pack`, `unpack`, `digit_product`, and `cut`, with a variant `cut_normed` that norms first."""
     amx = has_amx()
     return library(f"int8 {here()!r} {amx}", functools.partial(_int8, here(), amx))
 
@@ -41,6 +41,12 @@ def int4() -> Library:
 def layers(shape: Shape) -> Library:
     """`norm`, `rotate` and `attend` for layers of one shape."""
     return library(repr(shape), functools.partial(_layers, shape))
+
+
+@functools.cache
+def noise() -> Library:
+    """For Gumbel noise: `draw`, `perturb`, and variants `..._listed` for tokens whose ids are given."""
+    return library(f"noise {here()!r}", functools.partial(_noise, here()))
 
 
 def here() -> Machine:
@@ -76,9 +82,10 @@ def _products(machine: Machine, module: ir.Module) -> None:
 def _int8(machine: Machine, amx: bool, module: ir.Module) -> None:
     from slipstream.native.gemm.amx import add_choice
     from slipstream.native.gemm.int8_gemm import add_product, add_quantize
-    from slipstream.native.gemm.packing import add_pack
+    from slipstream.native.gemm.packing import add_pack, add_unpack
 
     add_pack(module, "pack")
+    add_unpack(module, "unpack")
     for twin, ending in _endings():
         name = f"digit_product{twin}"
         if amx:
@@ -106,3 +113,11 @@ def _layers(shape: Shape, module: ir.Module) -> None:
     add_norm(module, "norm", shape.row_lanes)
     add_rotate(module, "rotate", shape)
     add_attention(module, "attend", shape)
+
+
+def _noise(machine: Machine, module: ir.Module) -> None:
+    from slipstream.native.gumbel import add_draw, add_perturb
+
+    for twin, listed in (("", False), ("_listed", True)):
+        add_draw(module, f"draw{twin}", machine.lanes, listed=listed)
+        add_perturb(module, f"perturb{twin}", machine.lanes, listed=listed)

@@ -13,11 +13,12 @@ import torch
 from torch.nn import functional
 
 from slipstream.native import kernels
-from slipstream.native.call import Call, Step, Words
+from slipstream.native.call import Call, Step, Words, address_of
 from slipstream.native.compiler import Library
-from slipstream.native.kernel_args import Digits, Pack, Product
-from slipstream.native.shape import DIGIT_BASE, DIGIT_LANES, GROUP, SQUARE_ROWS
+from slipstream.native.kernel_args import Digits, Pack, Product, Unpack
+from slipstream.native.shape import DIGIT_LANES, GROUP, SQUARE_ROWS
 
+_ROWS_TO_SHARE = 64  # unpacking fewer is not worth a second thread
 WRITTEN, ADDED, GATED = "", "_added", "_gated"  # how results are written; suffixes of kernel names
 
 
@@ -143,7 +144,7 @@ class NativeLinear(ABC):
         out, space = x.new_empty(count, self.width), self.space(count)
         words, (place,) = self._call.of(count), self._call.arguments
         self._fill(words[place:], x, out, space)
-        kernels.products().run(words.ctypes.data)
+        kernels.products().run(address_of(words))
         if self._weight.paired:
             return out.view(count, self.panels, 2, -1).transpose(1, 2).flatten(1)
         return out if self.width == self.outputs else out.narrow(1, 0, self.outputs)
@@ -277,7 +278,7 @@ class NativeInt8Linear(RowQuantizedLinear):
         words, (place,) = packing.of(self.outputs), packing.arguments
         facts = weight.data_ptr(), weight.stride(0), self.inputs, codes.data_ptr(), scales.data_ptr()
         words[place + Pack.X : place + Pack.WORDS] = facts
-        kernels.int8().run(words.ctypes.data)
+        kernels.int8().run(address_of(words))
         self._weight = Packed(codes, scales)
 
     def _paired_weight(self) -> Packed:
@@ -285,12 +286,21 @@ class NativeInt8Linear(RowQuantizedLinear):
         codes = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2, 3)
         return Packed(codes, _paired(self._weight.scales.view(2 * self.panels, -1)).flatten(), paired=True)
 
+    @functools.cached_property
+    def _unpack(self) -> Call:
+        facts = self.inputs, self._weight.codes.data_ptr(), self._weight.scales.data_ptr()
+        return Call((kernels.int8()["unpack"], np.array([0, 0, *facts, 0], np.int64)))
+
     def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight, as an embedding table."""
-        panels, places = np.divmod(ids.numpy(), self._panel)
-        codes = (self._weight.codes.numpy()[panels, :, places] ^ DIGIT_BASE).view(np.int8)  # [..., in / 4, 4]
-        rows = codes.reshape(*ids.shape, self.inputs) * self._weight.scales.numpy()[ids.numpy()][..., None]
-        return torch.from_numpy(rows)
+        """Rows of the weight, as an embedding table; it must not be paired."""
+        ids = ids.contiguous()
+        if ids.numel() and int(ids.numpy().view(np.uint64).max()) >= self.outputs:  # negative ones, too
+            raise IndexError(f"ids up to {int(ids.max())} of a matrix with {self.outputs} rows")
+        out = torch.empty(*ids.shape, self.inputs)
+        words, (place,) = self._unpack.of(ids.numel()), self._unpack.arguments
+        words[place + Unpack.IDS], words[place + Unpack.OUT] = ids.data_ptr(), out.data_ptr()
+        kernels.int8().run(address_of(words), alone=ids.numel() < _ROWS_TO_SHARE)
+        return out
 
 
 class NativeInt4Linear(RowQuantizedLinear):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch  # loads the OpenMP library whose threads the kernels use
 
 from slipstream.native.matrix_unit import matrix_unit_works
 
-TEAM = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield")
+CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield", "log")  # by the kernels
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def machine() -> Machine | None:
         loaded = ctypes.CDLL(None)  # everything this process has loaded; not available on some systems
     except (OSError, TypeError):
         return None
-    if not all(hasattr(loaded, name) for name in TEAM):
+    if not all(hasattr(loaded, name) for name in CALLED):
         return None
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
@@ -65,3 +67,13 @@ def has_amx() -> bool:
 def threads() -> int:
     """The number of threads of a kernel: as many as torch uses."""
     return torch.get_num_threads()
+
+
+def cpu_model() -> str:
+    """The CPU's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from slipstream.native import kernels
-from slipstream.native.call import Call
-from slipstream.native.kernel_args import Norm, Top
+from slipstream.native.call import Call, address_of
+from slipstream.native.kernel_args import Draw, Norm, Perturb, Top
 
 
 class RMSNorms:
@@ -35,7 +35,7 @@ class RMSNorms:
         for place, part in zip(self._call.arguments, parts, strict=True):
             words[place + Norm.X], words[place + Norm.X_STRIDE] = part.data_ptr(), part.stride(0)
             words[place + Norm.OUT] += address
-        kernels.products().run(words.ctypes.data)
+        kernels.products().run(address_of(words))
         return out
 
 
@@ -46,13 +46,71 @@ def top_probabilities(logits: torch.Tensor, count: int) -> tuple[npt.NDArray[np.
     call = _top()
     words, (place,) = call.of(rows), call.arguments
     words[place + Top.X :] = (
-        *(logits.data_ptr(), logits.stride(0), width, count, values.ctypes.data, ids.ctypes.data),
+        *(logits.data_ptr(), logits.stride(0), width, count, address_of(values), address_of(ids)),
         rows,
     )
-    kernels.products().run(words.ctypes.data)
+    kernels.products().run(address_of(words))
     return ids, values
 
 
 @functools.cache
 def _top() -> Call:
     return Call((kernels.products()["top"], np.zeros(Top.WORDS, np.int64)))
+
+
+def drawn(logits: torch.Tensor, temperature: float, key: int, ids: torch.Tensor | None = None) -> int | None:
+    """The index of the largest of float32 logits [tokens] / temperature plus the Gumbel noise of a key.
+
+    `ids`: int64 [tokens], unless the tokens are the whole vocabulary. None if the two best are too near each other, or
+    a score is not finite: then the library's logarithm decides.
+    """
+    call = _draw(ids is not None)
+    words, (place,) = call.of(1), call.arguments
+    address = 0 if ids is None else ids.data_ptr()
+    words[place + Draw.X : place + Draw.RESULT] = (
+        *(logits.data_ptr(), len(logits), address),
+        *(_bits(temperature), _signed(key)),
+    )
+    kernels.noise().run(address_of(words), alone=True)
+    index = int(words[place + Draw.RESULT])
+    return index if index >= 0 else None
+
+
+@functools.cache
+def _draw(listed: bool) -> Call:
+    return Call((kernels.noise()["draw_listed" if listed else "draw"], np.zeros(Draw.WORDS, np.int64)))
+
+
+def perturbed(
+    logits: torch.Tensor, temperature: float, keys: Sequence[int], ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Float32 logits [rows, width], whole vectors wide, / temperature plus the Gumbel noise of each row's key.
+
+    `ids`: int64 [width], unless the columns are the whole vocabulary.
+    """
+    rows, width = logits.shape
+    scores, row_keys = torch.empty(rows, width), np.array([_signed(key) for key in keys], np.int64)
+    call = _perturb(ids is not None)
+    words, (place,) = call.of(rows), call.arguments
+    words[place + Perturb.X : place + Perturb.WORDS] = (
+        *(logits.data_ptr(), logits.stride(0), width, 0 if ids is None else ids.data_ptr()),
+        *(_bits(temperature), address_of(row_keys), scores.data_ptr()),
+    )
+    kernels.noise().run(address_of(words))
+    return scores
+
+
+@functools.cache
+def _perturb(listed: bool) -> Call:
+    return Call((kernels.noise()["perturb_listed" if listed else "perturb"], np.zeros(Perturb.WORDS, np.int64)))
+
+
+@functools.lru_cache(maxsize=64)
+def _bits(number: float) -> int:
+    """The bits of a float32."""
+    return int(np.float32(number).view(np.uint32))
+
+
+def _signed(key: int) -> int:
+    """64 bits as numpy's int64 has them."""
+    return key - (1 << 64) if key >> 63 else key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -9,7 +10,7 @@ from slipstream.policy.report import Report
 from slipstream.policy.trust import Signal
 from slipstream.sequence import Sequence, Work
 from slipstream.tree import TokenTree
-from slipstream.types import Plan
+from slipstream.types import Limits, Plan
 
 
 class Policy(Protocol):
@@ -23,8 +24,12 @@ class Policy(Protocol):
         """The plan of one host step, for a sequence whose planned burst has no room."""
         ...
 
-    def select(self, tree: TokenTree, plan: Plan) -> TokenTree:
-        """The nodes of a draft that are verified. Sampled trees are cut by depth alone, or refused."""
+    def select(self, trees: Mapping[Sequence, TokenTree], plans: Mapping[Sequence, Plan]) -> dict[Sequence, TokenTree]:
+        """The nodes of the drafts that are verified. Sampled trees are cut by depth alone, or refused."""
+        ...
+
+    def drafted(self, ms: float) -> None:
+        """How long the drafts of the step under way took; called before `select`."""
         ...
 
     def observe(self, report: Report) -> None:
@@ -32,12 +37,53 @@ class Policy(Protocol):
         ...
 
 
-class Drafts(Protocol):
-    """What a policy reads of a drafter."""
+class HasPlan(Protocol):
+    """A drafter's own plan."""
 
     @property
     def plan(self) -> Plan:
         """The plan of a host step by the drafter's options."""
+        ...
+
+
+class Part(HasPlan, Protocol):
+    """What a policy reads of a drafter that it plans apart from others."""
+
+    @property
+    def name(self) -> str:
+        """The method."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The key of its state in a sequence."""
+        ...
+
+    def signal(self, sequence: Sequence) -> Signal | None:
+        """What it knows at no cost about whether a draft will pay; None: nothing, and its call is shared."""
+        ...
+
+    def unread(self, sequence: Sequence) -> int:
+        """Tokens that it must read before it can draft."""
+        ...
+
+
+class Drafts(HasPlan, Protocol):
+    """What a policy reads of a drafter."""
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """Drafters by label, if it has some and each is planned apart."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Of a drafter with parts."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether only one of the parts may draft in a step."""
         ...
 
     @property

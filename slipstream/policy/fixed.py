@@ -9,7 +9,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from slipstream.policy import sizes
-from slipstream.policy.base import Drafts, Rounds
+from slipstream.policy.base import Drafts, HasPlan, Rounds
 from slipstream.policy.report import Report
 from slipstream.policy.trust import ChainCost, Trust
 from slipstream.sequence import Sequence, Work
@@ -29,7 +29,7 @@ class FixedPolicy:
     def __init__(self, drafters: Mapping[str, Drafts], rounds: Rounds | None = None) -> None:
         self._drafters = drafters
         self._rounds = rounds
-        self._host_plans: WeakKeyDictionary[Drafts, Plan] = (
+        self._host_plans: WeakKeyDictionary[HasPlan, Plan] = (
             WeakKeyDictionary()
         )  # cached: a drafter parses its options for it
 
@@ -60,7 +60,8 @@ class FixedPolicy:
     def _shape(self, drafter: str, count: int) -> Plan | None:
         return None if self._rounds is None else self._rounds.shape(drafter, count)
 
-    def _host_plan(self, drafter: Drafts) -> Plan:
+    def host_plan(self, drafter: HasPlan) -> Plan:
+        """The drafter's own plan of a host step."""
         plan = self._host_plans.get(drafter)
         if plan is None:
             plan = self._host_plans[drafter] = drafter.plan
@@ -68,7 +69,7 @@ class FixedPolicy:
 
     def single(self, sequence: Sequence) -> Plan:
         """The plan by the drafter's options."""
-        wanted = self._host_plan(self._drafters[sequence.active_drafter])
+        wanted = self.host_plan(self._drafters[sequence.active_drafter])
         # The target adds one token to the accepted ones, so a draft of `remaining` tokens could not be used in full.
         depth = min(wanted.depth, sequence.remaining - 1)
         return replace(wanted, depth=depth) if depth > 0 and wanted.nodes > 0 else Plan()
@@ -94,9 +95,12 @@ class FixedPolicy:
             trust.begin(sequence.stats)
         return replace(shape, rounds=most if any(trust.proved for trust in trusts) else min(most, cost.trial_rounds))
 
-    def select(self, tree: TokenTree, plan: Plan) -> TokenTree:
+    def select(self, trees: Mapping[Sequence, TokenTree], plans: Mapping[Sequence, Plan]) -> dict[Sequence, TokenTree]:
         """The planned number of nodes, by confidence. A sampled tree with more nodes than that is a fault."""
-        return tree.limited(plan.depth, plan.nodes)
+        return {s: tree.limited(plans[s].depth, plans[s].nodes) for s, tree in trees.items()}
+
+    def drafted(self, ms: float) -> None:
+        """A fixed policy does not look at the clock."""
 
     def observe(self, report: Report) -> None:
         """A fixed policy learns nothing."""

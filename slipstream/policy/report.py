@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from slipstream.policy.tally import Tally
-from slipstream.sampling import TreeDistributions
+from slipstream.sampling import Spell
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
+from slipstream.types import Decision, Logprobs
+
+
+class Scored(Protocol):
+    """Gives the log-probabilities of a pass."""
+
+    def logprobs(self, node: int, token: int, top: int, spell: Spell | None = None) -> Logprobs:
+        """Those of `token` and of the `top` likeliest tokens after `node`, of the raw distribution."""
+        ...
 
 
 class Round(NamedTuple):
@@ -24,8 +33,18 @@ class Round(NamedTuple):
     deepest: int = 0  # levels of the tree
     steps: int = 1
     nodes: Seq[int] = ()  # the accepted path in the tree of `target`
-    target: TreeDistributions | None = None  # for logprobs, if the host has the logits
+    target: Scored | None = None  # for logprobs, if they were asked for
     offered: Seq[str | None] = ()  # on the host: the drafters of the nodes that were offered
+
+
+class DraftCall(NamedTuple):
+    """One call of a part of a drafter whose parts are planned apart."""
+
+    drafter: str  # its label
+    sequences: int
+    levels: int
+    ms: float
+    read: int  # tokens that it had to read first
 
 
 @dataclass
@@ -36,6 +55,8 @@ class Progress:
     rounds: list[Round] = field(default_factory=list)
     new_tokens: int = 0
     trees: list[TokenTree] = field(default_factory=list)  # of its rounds, if the request is traced
+    verified: tuple[TokenTree, Seq[int]] | None = None  # on the host: the tree and its accepted path
+    decision: Decision | None = None  # the policy's, once it has seen what came of it
 
 
 @dataclass(frozen=True)
@@ -44,9 +65,11 @@ class Report:
 
     progress: list[Progress]
     rows: int = 0  # of the target passes, over all sequences
+    prompt_rows: int = 0  # of them, tokens of prompts
     draft_ms: float = 0.0
     verify_ms: float = 0.0  # target pass and verification
     tally: Tally = field(default_factory=Tally)
+    calls: Seq[DraftCall] = ()  # on the host
 
     def charge(self, sequences: int, other_ms: float) -> None:
         """Split the time evenly over `sequences` sequences, and add it to the stats of those reported here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -37,6 +38,12 @@ class IncrementalDecoder:
         """The rest at the end of the answer: U+FFFD for an incomplete character, or nothing."""
         return self._stream.flush()
 
+    def copy(self) -> IncrementalDecoder:
+        """Another that goes on from here."""
+        other = copy.copy(self)
+        other._stream = self._stream.copy()
+        return other
+
 
 class _ByteStream:
     """For vocabularies whose tokens are bytes: the codec holds back incomplete characters."""
@@ -57,6 +64,12 @@ class _ByteStream:
 
     def flush(self) -> str:
         return self._stripped(self._codec.decode(b"", final=True))
+
+    def copy(self) -> _ByteStream:
+        other = copy.copy(self)
+        other._codec = codecs.getincrementaldecoder("utf-8")("replace")
+        other._codec.setstate(self._codec.getstate())
+        return other
 
     def _stripped(self, text: str) -> str:
         if self._strip and text:
@@ -92,6 +105,11 @@ class _WindowStream:
         text = self._decode(self._context + self._fresh)[self._returned :]
         self._returned += len(text)
         return text
+
+    def copy(self) -> _WindowStream:
+        other = copy.copy(self)
+        other._context, other._fresh = list(self._context), list(self._fresh)
+        return other
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special=False)
@@ -137,6 +155,12 @@ class StopStrings:
         held, self._held = self._held, ""
         self._matched = [0] * len(self._stops)
         return held
+
+    def copy(self) -> StopStrings:
+        """Another that goes on from here."""
+        other = copy.copy(self)
+        other._matched = list(self._matched)
+        return other
 
     def _advance(self, index: int, character: str) -> bool:
         """One Knuth-Morris-Pratt step: whether this character completes the stop string."""

@@ -21,6 +21,12 @@ from tests.tiny import tiny_directory, tiny_draft, tiny_llm
 
 CASES: dict[str, list[Any]] = {
     "none": [None],
+    "auto": [
+        "auto",
+        "auto:max_nodes=5,max_depth=3,objective=throughput",
+        {"method": "auto", "drafters": ["suffix", {"method": "eagle3", "checkpoint": "head:eagle3"}]},
+        {"method": "auto", "drafters": ["ngram:min_n=1", {"method": "draft_model", "model": "tiny:0"}], "clock": False},
+    ],
     "ngram": ["ngram:min_n=1,max_n=3"],
     "suffix": [
         "suffix:min_confidence=0,nodes=20,depth=9",

@@ -61,6 +61,46 @@ def test_a_node_has_the_logits_that_training_gives_it(branch: int, monkeypatch: 
         assert torch.allclose(row, wanted, atol=1e-4), (len(text), path)
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("vocabulary", [61, 64])  # whole vectors or not
+def test_a_program_drafts_what_operations_do(
+    sampled: bool, vocabulary: int, monkeypatch: pytest.MonkeyPatch, same_trees: None
+) -> None:
+    """Bit for bit: logits, and trees with their confidences, for several texts at once, long and short."""
+    place = random_head("eagle3", vocabulary=vocabulary, stirred=0.3)
+    prompts = [[5, 9, 17, 3] * 150, [3, 1, 4, 1, 5], [7] * 40]
+    how = SamplingParams(temperature=0.8 if sampled else 0.0, seed=4, max_tokens=14, ignore_eos=True)
+    drafts: list[list[Any]] = []
+    for by_program in (True, False):
+        llm = tiny_llm(context=700, characters=True, speculate=f"eagle3:checkpoint={place},depth=4,nodes=12,branch=3")
+        drafter = llm.drafter
+        assert isinstance(drafter, Eagle3Drafter)
+        if drafter.program is None:
+            pytest.skip("no kernels of our own on this machine")
+        if not by_program:
+            drafter.program = None
+        drafts.append([])
+        healthy, offer = drafter._add_level, drafter._offer
+
+        def recording(growth: Any, logits: torch.Tensor, level: int, healthy: Any = healthy) -> None:
+            drafts[-1].append(logits.tolist())
+            healthy(growth, logits, level)
+
+        def offered(growth: Any, offer: Any = offer) -> Any:
+            tree = offer(growth)
+            drafts[-1].append((tree.tokens, tree.parents, tree.confidence))
+            return tree
+
+        monkeypatch.setattr(drafter, "_add_level", recording)
+        monkeypatch.setattr(drafter, "_offer", offered)
+        llm.generate(prompts, how)
+        llm.generate(prompts[1:2], how)
+        assert llm.engine.draft_faults == 0
+    by_program, by_operations = drafts
+    assert len(by_program) > 60
+    assert by_program == by_operations
+
+
 def test_rows_are_made_of_the_targets_hidden_states_again_once_they_are_there() -> None:
     """Only the root's row stays: those after it were made from the head's own output."""
     place = random_head("eagle3")

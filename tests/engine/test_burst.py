@@ -139,8 +139,8 @@ def test_choices_of_one_request_and_requests_that_come_later_join(bursting_llm: 
 @pytest.mark.parametrize(
     "odd",
     [
-        *({"top_p": 0.9}, {"logprobs": 1}, {"stop": "~~"}, {"min_tokens": 3}, {"presence_penalty": 0.5}),
-        *({"allowed_token_ids": list(range(40))}, {"bad_words": ["ab", "c"]}),
+        *({"logprobs": 21}, {"bad_words": ["ab" * 5]}, {"bad_words": [f"{n}." for n in range(10, 90)]}),
+        {"allowed_token_ids": [21], "bad_words": ["45"]},
     ],
 )
 def test_a_sequence_that_needs_the_host_takes_single_steps_and_the_others_short_bursts(

@@ -36,14 +36,14 @@ def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> t
         bursts += 1
         settle(launched, *args)
         lanes, sequences = launched.buffers.lanes, launched.sequences
-        idle = lanes.slots[len(sequences) :]
+        idle = lanes.slots[sorted(set(range(lanes.size)).difference(launched.lanes))]
         assert (idle <= launched.buffers.rounds * (1 + lanes.depth)).all(), "lanes without a sequence run out of pages"
-        for lane, sequence in enumerate(sequences):
+        for lane, sequence in zip(launched.lanes, sequences, strict=True):
             if not sequence.finished:
                 assert lanes.slots[lane] == sequence.cached == len(sequence.tokens) - 1
                 assert lanes.tokens[lane, 0] == sequence.tokens[-1]
         if not go_on:
-            burst._last = None
+            launched.buffers.seats.forget()
 
     with monkeypatch.context() as patched:
         patched.setattr(Lanes, "fill", counted_fill)
@@ -95,9 +95,10 @@ def test_it_makes_no_difference_who_comes_goes_and_is_set_aside(
         burst = burst_of(burst_on_cpu(llm, monkeypatch, ahead=ahead))
         settle = burst.settle
 
-        def settled(*args: Any, burst: Any = burst, settle: Any = settle, go_on: bool = go_on) -> None:
-            settle(*args)
-            burst._last = burst._last if go_on else None
+        def settled(launched: Launched, *args: Any, settle: Any = settle, go_on: bool = go_on) -> None:
+            settle(launched, *args)
+            if not go_on:
+                launched.buffers.seats.forget()
 
         monkeypatch.setattr(burst, "settle", settled)
         outputs = dict(llm.answers(mixed(seed), 4))

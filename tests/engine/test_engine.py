@@ -356,6 +356,7 @@ def test_warming_up_asks_prompts_that_fit_and_keeps_none(monkeypatch: pytest.Mon
     assert asked == [], "a CPU has nothing to warm up"
     monkeypatch.setattr(llm.model, "device", "cuda")
     llm.warm_up()
-    assert asked == [1, 30, 60, 120, 240, 30], "every length that fits, and one prompt in which nothing repeats"
+    fitting = [1, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383]
+    assert asked == [*(n for length in fitting for n in (length, length)), 30], "twice every length that fits"
     assert llm.cache.open([0] * 300).pages == []
     assert llm.cache.available == llm.cache.capacity

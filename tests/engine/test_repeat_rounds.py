@@ -117,7 +117,7 @@ def test_single_steps_and_bursts_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(SuffixDrafter, "_one", compared)
     how = SamplingParams(temperature=0.0, max_tokens=150)
-    odd = SamplingParams(temperature=0.0, max_tokens=12, logprobs=1)
+    odd = SamplingParams(temperature=0.0, max_tokens=12, logprobs=21)
     wanted = plain_answers([LOOP], how, context=300, characters=True)[0]
     llm = drafting_llm("suffix+eagle3", TREES["eagle3"])
     seen = rounds_of(llm, monkeypatch)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream import SamplingParams, noise
-from slipstream.gpu.device_sampling import _draw, choose_rows, choose_trees
+from slipstream.gpu.device_sampling import RowCuts, _draw, choose_rows, choose_trees
 from slipstream.sampling import Sampler, TreeDistributions
 from slipstream.tree import TokenTree
 from tests.interpreted import DEVICE
@@ -65,7 +65,7 @@ def test_ties_break_by_token_id() -> None:
     assert choose_rows(logits, stems, positions, torch.zeros(2), sampled=True).tolist() == [30, 0]
 
 
-def test_trees_are_answered_at_every_node_and_only_where_the_sampler_is_simple() -> None:
+def test_trees_are_answered_at_every_node_unless_the_logits_must_be_adjusted() -> None:
     chooser = random.Random(3)
     kinds = [{}, {"top_k": 5}, {"temperature": 0.0, "top_p": 0.5}, {"min_p": 0.1}, {}, {"top_p": 0.9}]
     kinds += [{"repetition_penalty": 1.2}, {"logit_bias": {3: 2.0}}, {"min_tokens": 4}, {"logprobs": 2}]
@@ -76,12 +76,61 @@ def test_trees_are_answered_at_every_node_and_only_where_the_sampler_is_simple()
     trees: list[TokenTree] = [random_tree(chooser, 1, chooser.choice([0, 3, 40]), VOCABULARY) for _ in kinds]
     logits = torch.randn(sum(map(len, trees)), VOCABULARY) * 3
     answers = choose_trees(samplers, trees, logits)
-    simple = [answer is not None for answer in answers]
-    assert simple == [True, False, True, False, True, False, False, False, False, True, False, False, True]
+    assert [answer is not None for answer in answers] == [not one.params.adjusts for one in samplers]
     rows = logits.split([len(tree) for tree in trees])
     for one, tree, part, answer in zip(samplers, trees, rows, answers, strict=True):
         lazy, eager = TreeDistributions(one, tree, part), TreeDistributions(one, tree, part, answer)
         assert [eager.choose(node) for node in range(len(tree))] == [lazy.choose(node) for node in range(len(tree))]
+
+
+CUTS = [
+    *({}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 5}, {"top_k": 2000}),
+    *({"min_p": 0.1}, {"top_k": 20, "top_p": 0.8}, {"top_k": 3, "top_p": 0.5, "min_p": 0.05}, {"min_p": 1.0}),
+    {"top_p": 1e-6},
+    *({"temperature": 0.0, "top_k": 3}, {"temperature": 0.05, "top_p": 0.9}, {"temperature": 3.0, "top_p": 0.7}),
+]
+
+
+def rows_to_cut(vocabulary: int, kind: torch.dtype) -> torch.Tensor:
+    """Rows of all kinds: smooth, coarse (many ties), with -inf, all alike, and with both zeros."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    smooth = torch.randn(6, vocabulary, generator=generator) * 4
+    masked = torch.where(torch.rand(6, vocabulary, generator=generator) < 0.9, -torch.inf, smooth)
+    masked[:, 0] = 1.0
+    zeros = torch.where(torch.rand(2, vocabulary, generator=generator) < 0.5, -0.0, 0.0)
+    return torch.cat([smooth, smooth.round(), masked, torch.full((2, vocabulary), 0.5), zeros]).to(kind)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_cuts_of_many_rows_are_those_of_each(kind: torch.dtype) -> None:
+    chooser = random.Random(6)
+    logits = rows_to_cut(VOCABULARY, kind).repeat_interleave(len(CUTS), 0)
+    samplers = [sampler(chooser, **{"temperature": 0.8, **CUTS[i % len(CUTS)]}) for i in range(len(logits))]
+    params = [one.params for one in samplers]
+    chosen = choose_rows(
+        logits,
+        noise.halves([one.stem for one in samplers]),
+        torch.tensor([one.position for one in samplers]),
+        torch.tensor([p.temperature for p in params]),
+        sampled=True,
+        cuts=RowCuts.of(params),
+    )
+    assert chosen.tolist() == [one.choose(row, []) for one, row in zip(samplers, logits, strict=True)]
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(("vocabulary", "kind"), [(3000, torch.float32), (9000, torch.bfloat16)])
+def test_the_kernel_cuts_the_same(vocabulary: int, kind: torch.dtype) -> None:
+    from slipstream.gpu.cut_kernels import draw_cut
+
+    rows = rows_to_cut(vocabulary, kind)
+    rows = rows if DEVICE == "cuda" else rows[::3]  # the interpreter takes its time
+    logits = rows.repeat_interleave(len(CUTS), 0).to(DEVICE)
+    params = [SamplingParams(**{"temperature": 0.8, **how}) for how in CUTS] * len(rows)  # type: ignore[arg-type]
+    keys = noise.halves([noise.key(seed, 1, 2) for seed in range(len(logits))]).to(DEVICE)
+    temperatures = torch.tensor([p.temperature for p in params]).to(DEVICE)
+    cuts = RowCuts.of(params).to(DEVICE)
+    assert draw_cut(logits, keys, temperatures, *cuts).tolist() == _draw(logits, keys, temperatures, cuts).tolist()
 
 
 @pytest.mark.kernels
@@ -100,7 +149,23 @@ def test_the_fused_kernel_draws_the_same() -> None:
         assert chosen.tolist() == _draw(*given).tolist()
 
 
-def test_no_simple_sampler_means_no_work() -> None:
+@pytest.mark.kernels
+def test_noise_in_float32_is_as_close_as_the_kernel_assumes() -> None:
+    """Over half a million hashes, close to both ends of their range too."""
+    from tests.gpu.noise_probe import both
+
+    extremes = [0.0, 0.0]
+    for seed in range(8):
+        key = noise.key(seed)
+        near, exact = both(noise.halves([key]).flatten().to(DEVICE), 1 << 16)
+        error = (exact - noise.gumbel(key, 1 << 16, DEVICE)).abs().max().item()
+        assert error == 0.0 if DEVICE == "cuda" else error < 1e-12  # the interpreter has NumPy's logarithms
+        assert (near.double() - exact).abs().max().item() < 2e-5
+        extremes = [min(extremes[0], exact.min().item()), max(extremes[1], exact.max().item())]
+    assert extremes[0] < -2.4 and extremes[1] > 11
+
+
+def test_if_all_logits_must_be_adjusted_there_is_nothing_to_do() -> None:
     chooser = random.Random(4)
-    assert choose_trees([sampler(chooser, temperature=1.0, top_k=3)], [TokenTree(1)], torch.zeros(1, 10)) == [None]
+    assert choose_trees([sampler(chooser, temperature=1.0, min_tokens=3)], [TokenTree(1)], torch.zeros(1, 10)) == [None]
     assert choose_trees([], [], torch.zeros(0, 10)) == []

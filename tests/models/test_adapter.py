@@ -111,7 +111,7 @@ def tree_logits(model: Model, prompt: list[int], tree: TokenTree, chunk: int) ->
     for start in range(0, len(prompt), chunk):
         model.forward(cache, STORE, [tree_segment(table, start, prompt[start : start + chunk], None)])
     root, half = [tree.tokens[0]], len(tree) // 2
-    first = tree_segment(table, len(prompt), root, tree._kept(range(half)))
+    first = tree_segment(table, len(prompt), root, tree.kept(range(half)))
     second = tree_segment(table, len(prompt), root, tree, first_node=half)
     return torch.cat([model.forward(cache, STORE, [segment]).logits for segment in (first, second)])
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from slipstream import LLM, SamplingParams
 from slipstream.errors import OptionError
 from slipstream.server.parsing import ParserRequest, parser_factory
 from slipstream.server.parsing.tool_styles import TOOL_STYLES
+from tests.invoking import save_model
 from tests.server.parsed import parsed
 from tests.vocabularies import train_byte_level
 
@@ -31,6 +34,18 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": 'odd "name"\\'}},
     {"type": "function", "name": "now", "parameters": {"properties": {}, "additionalProperties": False}},
 ]
+FEW = {  # arguments that even a random model finishes
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "parameters": {
+            "type": "object",
+            "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["unit", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
 ZURICH = '{"city": "Zürich", "unit": "C"}'
 
 
@@ -122,3 +137,27 @@ def test_free_choices_have_no_grammar() -> None:
 def test_refused(style: str, tools: list[Any], choice: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parser_factory(style, "none", None).grammar(ParserRequest(tools=tools, tool_choice=choice), {})
+
+
+@pytest.mark.parametrize("style", TOOL_STYLES)
+def test_a_random_model_makes_a_call(style: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Through the engine: the grammar holds at every node of a tree, and a special token is matched by its id."""
+    llm = LLM(str(save_model(tmp_path_factory.mktemp("calls"), extra=SPECIAL[0])), speculate="suffix")
+    assert llm.tokenizer is not None
+    ids = {str(llm.tokenizer.token(id)): id for id in llm.tokenizer.special_ids}
+    parsing, request = parser_factory(style, "none", None), ParserRequest(tools=[FEW], tool_choice="required")
+    params = SamplingParams(
+        temperature=0.8,
+        seed=3,
+        max_tokens=200,
+        structured_outputs={"grammar": parsing.grammar(request, ids)},
+        skip_special_tokens=not parsing(request).needs_special_tokens,
+    )
+    question = [{"role": "user", "content": "Will it rain?"}]
+    drafted, plain = (llm.chat(question, replace(params, speculate=how))[0] for how in (None, False))
+    assert drafted.text == plain.text and drafted.finish_reason == "stop"
+    whole = parsed(parsing(request), [drafted.text])
+    assert whole.content == "" and {name for name, _ in whole.named} == {"forecast"}
+    for _, arguments in whole.named:
+        found = json.loads(arguments)
+        assert found["unit"] in ("C", "F") and 1 <= found["days"] <= 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ class ChainLoop(DeviceLoop):
         self._repeats = repeats
         lanes.parents[:, 1:] = torch.arange(lanes.nodes, device=lanes.device)
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         self._repeats.fill(sequences)
 
     def draft(self, sampled: bool) -> None:

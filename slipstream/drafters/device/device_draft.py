@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -15,8 +16,8 @@ class DeviceLoop(ABC):
     """A drafter's part of a round, for lanes of one size. Tensor operations only, without host synchronisation."""
 
     @abstractmethod
-    def fill(self, sequences: Seq[Sequence]) -> None:
-        """Copy the host's state of the sequences before the first round; skipped if they continue from the last."""
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
+        """Copy the host's state of sequences that take a lane; those that continue from the last round are not here."""
 
     @abstractmethod
     def draft(self, sampled: bool) -> None:

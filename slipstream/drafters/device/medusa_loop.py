@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,12 @@ class LastStates:
         self._nodes = lanes.nodes
         self._hidden = torch.zeros(lanes.size, config.hidden_size, dtype=dtype, device=lanes.device)
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         """Copy them from the sequences."""
-        hidden = [self._drafter.hidden_of(sequence) for sequence in sequences]
-        self._hidden[: len(sequences)] = torch.stack([row for row in hidden if row is not None])
+        for lane, sequence in sequences.items():
+            hidden = self._drafter.hidden_of(sequence)
+            assert hidden is not None
+            self._hidden[lane] = hidden
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
         """Take those of the last nodes of the accepted paths."""
@@ -91,7 +94,7 @@ class HeadsLoop(TreeLoop):
             return self._logits[:, level].repeat_interleave(width, 0)
         return self._drafter.followed(self._normed.repeat_interleave(width, 0), nodes.tokens.flatten(), level)
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         self._states.fill(sequences)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -40,7 +41,7 @@ class RepeatLoop(DeviceLoop):
         self._trees = trees
         self._repeats = repeats
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         self._trees.fill(sequences)
         self._repeats.fill(sequences)
 

@@ -10,7 +10,7 @@ Branches for tensors that are not on a GPU are the reference of the kernels: onl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -88,12 +88,14 @@ class Repeats:
         self._history = torch.zeros(lanes.size, room, dtype=torch.int32, device=lanes.device)
         self._scores = chain_scores(length, min_match).to(lanes.device)
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         """Copy the texts of the sequences."""
-        lines = np.zeros((len(sequences), max(len(s.tokens) for s in sequences)), dtype=np.int32)
-        for line, sequence in zip(lines, sequences, strict=True):
-            line[: len(sequence.tokens)] = sequence.tokens
-        self._history[: len(lines), : lines.shape[1]].copy_(torch.from_numpy(lines))
+        texts = [sequence.tokens for sequence in sequences.values()]
+        lines = np.zeros((len(texts), max(map(len, texts))), dtype=np.int32)
+        for line, text in zip(lines, texts, strict=True):
+            line[: len(text)] = text
+        which = torch.tensor(list(sequences), device=self._history.device)
+        self._history[which, : lines.shape[1]] = torch.from_numpy(lines).to(self._history.device)
 
     def chains(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Append the newest tokens; the chains after the roots, and their scores, [lanes, length] each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -80,7 +81,7 @@ class StaticLoop(DeviceLoop):
         self._levels = torch.arange(draft.depth, device=device)
         self._followed = [_Level.of(draft, depth, device) for depth in range(draft.depth)] if drafter.by_levels else []
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         self._states.fill(sequences)
 
     def draft(self, sampled: bool) -> None:

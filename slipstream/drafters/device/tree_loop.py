@@ -8,6 +8,7 @@ guesses differ: on the host their trees are not grown by levels.)
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -84,7 +85,7 @@ class TreeLoop(DeviceLoop):
 
     # -- growing ------------------------------------------------------------------------------------------------------
 
-    def fill(self, sequences: Seq[Sequence]) -> None:
+    def fill(self, sequences: Mapping[int, Sequence]) -> None:
         """All state is in the pages."""
 
     def draft(self, sampled: bool) -> None:

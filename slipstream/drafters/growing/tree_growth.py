@@ -22,8 +22,8 @@ from slipstream import noise
 from slipstream.attention import Segment, tree_segment
 from slipstream.drafters.base import Drafter, DraftOptions, DraftRequest
 from slipstream.drafters.growing.catch_up import Text
+from slipstream.drafters.growing.likeliest import Candidates, likeliest_children
 from slipstream.errors import DraftFault, OptionError
-from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.tree import Draw, TokenTree
 from slipstream.types import Plan
@@ -64,6 +64,7 @@ class Growth:
     leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
     # The model's hidden states at the fed nodes, one row each in slot order, if anything reads them later.
     hidden: list[torch.Tensor] = field(default_factory=list)
+    likeliest: Candidates | None = None  # children of the nodes fed last, if the pass chose them
     logits: torch.Tensor | None = None  # [levels, vocab], if the drafter has those of all levels at once
 
     def extends_to(self, tree: TokenTree) -> bool:
@@ -95,7 +96,6 @@ class Growth:
 
 
 Options = TypeVar("Options", bound=GrowthOptions)
-Candidates = list[list[tuple[int, float]]]  # per parent: tokens and the probability that the target chooses them
 
 
 class GrowingDrafter(Drafter[Options], Generic[Options]):
@@ -122,6 +122,10 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
     @abstractmethod
     def _run(self, growths: list[Growth]) -> torch.Tensor:
         """A pass over the nodes of each tree that have not been fed; their logits, tree after tree."""
+
+    def unread(self, sequence: Sequence) -> int:
+        seen = sequence.table.lengths.get(self.key)
+        return 0 if seen is None else max(0, len(sequence.tokens) - 1 - seen)
 
     def room(self, sequence: Sequence) -> int:
         """Levels that still fit in the model's own context."""
@@ -211,16 +215,16 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         # A child is less likely than its parent: nothing below these would be offered.
         bar = growth.bar(candidates)
         worth = 0 if last else sum(joint > bar for joint, _, _ in candidates[: self.width(plan)])
+        if worth and plan.min_level > sum(joint for joint, _, _ in candidates[:worth]):
+            worth = 0  # at most so many tokens would be accepted on the next level
         for joint, parent, token in sorted(candidates[:worth], key=lambda c: c[1]):
             tree.add(parent, token, origin=self.name, confidence=joint)
         growth.leaves.extend(candidates[worth:])
 
     def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
         """The likeliest children of each parent, given the parents' logits."""
-        sampler, tree, count = growth.sequence.sampler, growth.tree, growth.plan.branch
-        return [
-            likeliest_children(sampler, row, tree.path_tokens(p), count) for p, row in zip(parents, logits, strict=True)
-        ]
+        paths = [growth.tree.path_tokens(parent) for parent in parents]
+        return likeliest_children(growth.sequence.sampler, logits, paths, growth.plan.branch)
 
     def _draw_level(self, growth: Growth, logits: torch.Tensor, parents: range) -> None:
         """Draw children of these nodes, the most confident first, as many as leave the levels below their share.
@@ -263,19 +267,3 @@ class GrowingDrafter(Drafter[Options], Generic[Options]):
         if growth.sampled:
             return growth.tree
         return growth.tree.best_with(growth.leaves, growth.plan.nodes, origin=self.name)
-
-
-def likeliest_children(sampler: Sampler, row: torch.Tensor, path: Seq[int], count: int) -> list[tuple[int, float]]:
-    """The likeliest tokens after `path` by a draft's logits, with the probability that the target chooses them.
-
-    When sampling, the noise that the target will use is known and included.
-    """
-    if sampler.params.greedy:
-        ids, scores = None, sampler.adjusted(row, path).float()
-    else:
-        support = sampler.support(row, path)
-        ids, scores = support.ids, sampler.perturbed(support, path)
-    probabilities = torch.softmax(scores, dim=0)
-    top = torch.topk(probabilities, min(count, len(probabilities)))
-    chosen = top.indices if ids is None else ids[top.indices]
-    return [(int(t), float(p)) for t, p in zip(chosen.tolist(), top.values.tolist(), strict=True)]

@@ -12,17 +12,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from slipstream import noise
-from slipstream.attention.even import LANES
 from slipstream.drafters.device.tree_loop import TreeDraft, TreeLoop
-from slipstream.drafters.growing.tree_growth import Candidates, GrowingDrafter, Growth, GrowthOptions
+from slipstream.drafters.growing.likeliest import Candidates, likeliest_children
+from slipstream.drafters.growing.tree_growth import GrowingDrafter, Growth, GrowthOptions
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head import Frame, Head, HeadSettings
 from slipstream.drafters.heads.head_layer import HeadLayer
 from slipstream.errors import CorruptFile
-from slipstream.models.layers.linear import native_works
 from slipstream.models.model import usual_rows
-from slipstream.native.small import top_probabilities
 from slipstream.policy.sizes import device_tree, host_tree
 from slipstream.types import Plan
 
@@ -62,8 +59,6 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         self.trained = head_checkpoint.load(self._place)
         self.trained.require(self.name, target.fingerprint, self._place)
         self.vocab = self.trained.vocab.to(target.device)
-        self._numbers = self.trained.vocab.numpy()
-        self._native_choice = target.device == "cpu" and len(self.vocab) % LANES == 0 and native_works()
         with torch.inference_mode():
             self._build(self._restored())
 
@@ -123,36 +118,13 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return wide.index_copy_(1, self.vocab, logits)
 
     def _candidates(self, growth: Growth, logits: torch.Tensor, parents: Seq[int]) -> Candidates:
-        params = growth.sequence.params
-        if params.adjusts:
+        if growth.likeliest is not None:
+            return [children[: growth.plan.branch] for children in growth.likeliest]
+        if growth.sequence.params.adjusts:
             return super()._candidates(growth, logits, parents)
-        if not params.greedy:
-            return [self._drawn(growth, row, node) for row, node in zip(logits, parents, strict=True)]
-        count = min(growth.plan.branch, logits.shape[1])
-        if self._native_choice and logits.dtype == torch.float32:
-            places, shares = top_probabilities(logits, count)
-            tokens, weights = self._numbers[places].tolist(), shares.tolist()
-        else:
-            top = torch.topk(torch.softmax(logits.float(), -1), count)
-            tokens, weights = self.vocab[top.indices].tolist(), top.values.tolist()
-        return [list(zip(*pair, strict=True)) for pair in zip(tokens, weights, strict=True)]
-
-    def _drawn(self, growth: Growth, row: torch.Tensor, node: int) -> list[tuple[int, float]]:
-        """The likeliest children of a node if the request samples.
-
-        The noise by which the target chooses is known: it is read at the draft tokens' ids. A verifier that compares p
-        and q does not use it.
-        """
+        paths, noisy = [growth.tree.path_tokens(node) for node in parents], not self.target.reads_draws
         sampler = growth.sequence.sampler.free  # a grammar's mask has the target's vocabulary; the engine prunes
-        support = sampler.support(row, growth.tree.path_tokens(node))
-        ids = self.vocab if support.ids is None else self.vocab[support.ids]
-        scores = support.logits.double()
-        if not self.target.reads_draws:
-            position = sampler.position + growth.tree.depths[node]
-            key = noise.key(sampler.seed, sampler.choice, position, noise.MATCH)
-            scores = scores + noise.gumbel(key, ids, self.target.device)
-        top = torch.topk(torch.softmax(scores, -1), min(growth.plan.branch, len(scores)))
-        return list(zip(ids[top.indices].tolist(), top.values.tolist(), strict=True))
+        return likeliest_children(sampler, logits, paths, growth.plan.branch, self.vocab, noisy=noisy)
 
 
 def _requested(options: LearnedOptions) -> Plan:

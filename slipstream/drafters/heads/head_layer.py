@@ -141,7 +141,7 @@ class PagedHeadLayer:
         length = config.hidden_size**0.5 if self._native_shape else 1.0  # our own kernels' norm leaves this factor out
         self._gate_up = make_draft_linear(ready(layer.gate_up.weight * layer.mlp_norm * length))
         self._norm = torch.full((config.hidden_size,), 1 / length, dtype=dtype, device=device)
-        self._native = self._as_program()
+        self.native = self._as_program()
 
     def _as_program(self) -> NativeLayers | None:
         """The whole layer as one program of our own kernels, if available."""
@@ -152,9 +152,9 @@ class PagedHeadLayer:
 
     def __call__(self, inputs: torch.Tensor, residual: torch.Tensor, rows: HeadRows, store: LayerStore) -> torch.Tensor:
         """[rows, inputs] and [rows, width] -> [rows, width]; K/V are written to the rows' slots of `store`."""
-        if self._native is not None and rows.native is not None:
+        if self.native is not None and rows.native is not None:
             x = residual.clone()
-            self._native.run_(x, rows.native, [store], (0,), inputs=inputs)
+            self.native.run_(x, rows.native, [store], (0,), inputs=inputs)
             return x
         mixed = rows.mix(self._qkv(inputs), store)
         mixed = mixed if mixed.dtype == inputs.dtype else mixed.to(inputs.dtype)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from slipstream.attention import Segment, Tiles
@@ -23,10 +25,12 @@ from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.features import FeatureStore
 from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
 from slipstream.drafters.heads.head_layer import PagedHeadLayer
+from slipstream.drafters.heads.head_program import HeadProgram, Left, NodeRows
 from slipstream.drafters.heads.head_rows import HeadRows, LanedRows, PagedRows
 from slipstream.gpu.forest import Followed
 from slipstream.gpu.lanes import LaneRows, Lanes
 from slipstream.models.layers.rope import RopeTable
+from slipstream.models.rows import tokens_of
 from slipstream.sequence import Sequence
 
 Options = TypeVar("Options", bound=LearnedOptions)
@@ -36,6 +40,7 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     """Draft by passes of a one-layer head."""
 
     layers = 1  # whose K/V the store holds
+    program: HeadProgram | None = None  # the whole head for our own CPU kernels, if a subclass has one
     _layer: PagedHeadLayer
 
     # -- implemented by subclasses
@@ -65,18 +70,35 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
 
     def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
         rows = []
-        for growth, (output, logits) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
-            growth.hidden = [output[-1:]]
-            rows.append(logits)
+        for growth, left in zip(growths, catch_up(self.key, growths, self._known), strict=True):
+            growth.hidden, growth.likeliest = [left.output[-1:]], left.likeliest
+            rows.append(left.logits)
         return rows
 
-    def _known(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """A pass over known tokens: for each segment the output of all rows, and the logits that it requests."""
-        features = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
-        output, logits = self._pass(segments, self.hidden(torch.cat(features)))
-        return zip(output.split([s.rows for s in segments]), logits.split(wanted(segments)), strict=True)
+    def _known(self, growths: list[Growth], segments: list[Segment]) -> Iterator[Left]:
+        """A pass over known tokens: for each segment the output of its rows, and the logits that it requests."""
+        read = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
+        features = read[0] if len(read) == 1 else torch.cat(read)
+        if self.program is not None:
+            return self._known_by_program(self.program, growths, segments, features)
+        output, logits = self._pass(segments, self.hidden(features))
+        parts = zip(output.split([s.rows for s in segments]), logits.split(wanted(segments)), strict=True)
+        return (Left(*part, None) for part in parts)
+
+    def _known_by_program(
+        self, program: HeadProgram, growths: list[Growth], segments: list[Segment], features: torch.Tensor
+    ) -> Iterator[Left]:
+        """The same, with no more rows of the output than logits: the root's, if it is fed."""
+        counts = wanted(segments)
+        ends = accumulate(segment.rows for segment in segments)
+        last = [end - 1 for end, count in zip(ends, counts, strict=True) if count]
+        embedded = self.target.embed(tokens_of(segments, "cpu"))
+        rows, store = program.rows(segments, self._rope), self._cache.layers(self.key)[0]
+        return program.known(rows, embedded, features, store, last, _children(growths)).split(counts)
 
     def _run(self, growths: list[Growth]) -> torch.Tensor:
+        if self.program is not None:
+            return self._run_program(self.program, growths)
         segments = [growth.segment() for growth in growths]
         before = []
         for growth in growths:
@@ -86,6 +108,23 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         for growth, hidden in zip(growths, output.split([s.rows for s in segments]), strict=True):
             growth.hidden.append(hidden)
         return logits
+
+    def _run_program(self, program: HeadProgram, growths: list[Growth]) -> torch.Tensor:
+        nodes = [NodeRows.of(growth) for growth in growths]
+        before = []
+        for growth in growths:
+            known = growth.hidden[-1]  # of the level above, which has all parents
+            first = growth.fed - len(known)
+            parents = [parent - first for parent in growth.tree.parents[growth.fed :]]
+            before.append(known[np.array(parents)])
+        tokens = np.array([token for growth in growths for token in growth.tree.tokens[growth.fed :]])
+        embedded, hidden = self.target.embed(torch.from_numpy(tokens)), torch.cat(before)
+        rows, store = program.rows(nodes, self._rope), self._cache.layers(self.key)[0]
+        left = program.level(rows, embedded, hidden, store, _children(growths))
+        for growth, part in zip(growths, left.split([group.rows for group in nodes]), strict=True):
+            growth.hidden.append(part.output)
+            growth.likeliest = part.likeliest
+        return left.logits
 
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's output for all rows, and the logits of those that request them."""
@@ -135,6 +174,12 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     def rollback(self, sequence: Sequence, length: int) -> None:
         sequence.drafting.pop(self.key, None)
         self._cache.truncate(sequence.table, self.key, length)
+
+
+def _children(growths: Seq[Growth]) -> int:
+    """Likeliest children that the nodes of these trees need; 0 if they depend on more than logits."""
+    plain = all(g.sequence.params.greedy and g.sequence.sampler.simple and not g.sampled for g in growths)
+    return max(growth.plan.branch for growth in growths) if plain else 0
 
 
 class FeatureLoop(TreeLoop):

@@ -1,4 +1,4 @@
-"""From a matrix of floats to packed 8-bit codes: one pass over every row, by all threads.
+"""From a matrix of floats to packed 8-bit codes, and rows of it back to floats.
 
 The largest number of a row becomes the code 127; a code is a quotient, rounded to the nearest integer.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from slipstream.native.ir import F32, I8, I32, I64, Code, Value, floats
-from slipstream.native.kernel_args import Pack
+from slipstream.native.kernel_args import Pack, Unpack
 from slipstream.native.shape import DIGIT_BASE
 from slipstream.native.shape import DIGIT_LANES as LANES
 from slipstream.native.team import KERNEL
@@ -54,3 +54,25 @@ def _scatter(code: Code, codes: Value, weight: Value, first: Value) -> None:
     for four in range(LANES // 4):
         value = code.builder.extract_element(fours, ir.Constant(I32, four))
         code.store(value, weight, code.plus(first, four * _PANEL))
+
+
+def add_unpack(module: ir.Module, name: str) -> None:
+    """Rows of a packed matrix as floats, by their numbers: an embedding table."""
+    code = Code(module, name, KERNEL)
+    arguments, thread, threads, _ = code.arguments
+    first, last = code.share(code.load(code.address(arguments, Unpack.ROWS), 0, I64), thread, threads)
+    fours = code.over(code.number(arguments, Unpack.INPUTS), 4)
+    short, vector = ir.VectorType(I8, 4), floats(4)
+    with code.loop(first, last) as row:
+        number = code.load(code.address(arguments, Unpack.IDS), row, I64)
+        panel = code.over(number, _PANEL)
+        place = code.minus(number, code.times(panel, _PANEL))
+        scale = code.spread(code.load(code.address(arguments, Unpack.SCALES), number, F32), 4)
+        codes = code.at(code.address(arguments, Unpack.WEIGHT), code.times(panel, fours, _PANEL), I32)
+        out = code.at(code.address(arguments, Unpack.OUT), code.times(row, fours, 4), F32)
+        with code.loop(0, fours) as four:
+            packed = code.load(codes, code.plus(code.times(four, _PANEL), place), I32)
+            signed = code.builder.xor(code.builder.bitcast(packed, short), code.constant(DIGIT_BASE, short))
+            numbers = code.builder.fmul(code.builder.sitofp(signed, vector), scale)
+            code.store(numbers, out, code.times(four, 4))
+    code.done()

@@ -1,4 +1,4 @@
-// A race: the same prompt plain and with drafts. Each run has the model to itself; then both are seen side by side.
+// A race: the same prompt plain and with drafts. One run after the other; then both are seen side by side.
 
 import { chatBody, chatChunks, gapInNats, speculation } from "./api.js";
 import { paced } from "./pace.js";
@@ -90,10 +90,10 @@ export class Race {
     const slow = chatBody(model, messages, { ...settings, drafter: "none" });
     this.phase.textContent = "Reading the prompt once, so that neither run pays for it";
     for await (const _ of chatChunks({ ...fast, max_completion_tokens: 1 }, signal));
-    this.phase.textContent = "Plain, with the model to itself";
+    this.phase.textContent = "First plain";
     await this.live(this.plain, slow, signal);
     const plain = this.plain.trace;
-    this.phase.textContent = "With drafts, with the model to itself; beside it the plain run as it was";
+    this.phase.textContent = "Then with drafts; beside it the plain run again, as it was";
     const replay = this.replay(signal);
     await this.live(this.drafted, fast, signal);
     await this.conclude(model, plain, this.drafted.trace);
@@ -158,7 +158,7 @@ export class Race {
     }
     const ratio = plain.elapsed / drafted.elapsed;
     const decoding = drafted.tokensPerSecond / plain.tokensPerSecond;
-    this.phase.textContent = "Each run had the model to itself.";
+    this.phase.textContent = "One run after the other. Other load on the machine changes the clocks, never the text.";
     element("p", "ratio", this.result, `${ratio.toFixed(2)}×`);
     const words = element("div", "", this.result);
     element("p", difference ? "verdict parted" : "verdict", words, verdict(drafted.tokens.length, difference, gap));

@@ -1,0 +1,137 @@
+"""The choice: which drafters each sequence asks, and which nodes are verified, by tokens per millisecond.
+
+Both are pure functions of costs and worth. Sequences of a batch share the pass, and the call of a model-based drafter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+MIN_GAIN = 0.02  # over plain decoding, from which on a sequence begins to draft
+STICKY = 0.01  # advantage of what the sequence did in the step before
+_REFINEMENTS = 2
+
+
+class Milliseconds(Protocol):
+    """The cost of a pass by its rows."""
+
+    def __getitem__(self, rows: int, /) -> float: ...
+
+
+class Estimate(NamedTuple):
+    """What one way to draft promises one sequence in a step. The first of a sequence is plain decoding."""
+
+    drafters: tuple[str, ...] = ()
+    shared: str | None = None  # the one of them whose call all sequences share
+    accepted: float = 0.0  # drafted tokens
+    nodes: float = 0.0  # rows beyond the root's
+    own_ms: float = 0.0  # of the drafters that work for each sequence alone
+    bonus: float = 0.0  # of the logarithm of the rate: against flapping
+
+
+class Choice(NamedTuple):
+    """One estimate per sequence, and what the step as a whole is expected to give and cost."""
+
+    picks: list[Estimate]
+    tokens: float
+    ms: float
+    score: float  # logarithm of the objective
+
+
+def choose(
+    offers: Seq[Seq[Estimate]], cost: Milliseconds, shared_ms: Mapping[str, float], *, throughput: bool = False
+) -> Choice:
+    """The best assignment with at most one shared drafter.
+
+    The objective is the geometric mean of the sequences' speeds, or with `throughput` the tokens of all per
+    millisecond. For a lone sequence they are the same.
+    """
+    if len(offers) == 1:
+        return _alone(offers[0], cost, shared_ms)
+    users = {pick.shared for offer in offers for pick in offer}
+    choices = [_with(shared, offers, cost, shared_ms, throughput) for shared in sorted(users, key=str)]
+    return max(choices, key=lambda choice: choice.score)
+
+
+def _alone(offer: Seq[Estimate], cost: Milliseconds, shared_ms: Mapping[str, float]) -> Choice:
+    """The best way of a lone sequence. In every step of a small model: no more work than needed."""
+    best, best_rate, best_ms = offer[0], 0.0, 0.0
+    for pick in offer:
+        ms = interpolated(cost, 1 + pick.nodes) + pick.own_ms
+        if pick.shared is not None:
+            ms += shared_ms[pick.shared]
+        rate = (1 + pick.accepted) / ms * (1 + pick.bonus)
+        if rate > best_rate:
+            best, best_rate, best_ms = pick, rate, ms
+    return Choice([best], 1 + best.accepted, best_ms, math.log(best_rate))
+
+
+def _with(
+    shared: str | None,
+    offers: Seq[Seq[Estimate]],
+    cost: Milliseconds,
+    shared_ms: Mapping[str, float],
+    throughput: bool,
+) -> Choice:
+    """The best assignment in which the only shared drafter is `shared`."""
+    able = [[pick for pick in offer if pick.shared in (None, shared)] for offer in offers]
+    call_ms = 0.0 if shared is None else shared_ms[shared]
+    count = len(able)
+    best = _total([offer[0] for offer in able], cost, 0.0, throughput)
+    rows = count
+    for _ in range(_REFINEMENTS):
+        rate, row_ms = best.tokens / best.ms, row_cost(cost, rows)
+
+        def value(pick: Estimate, rate: float = rate, row_ms: float = row_ms, ms: float = best.ms) -> float:
+            extra = pick.nodes * row_ms + pick.own_ms
+            if throughput:
+                return pick.accepted - rate * extra + pick.bonus
+            return math.log1p(pick.accepted) - count * extra / ms + pick.bonus
+
+        picks = [max(offer, key=value) for offer in able]
+        tried = _total(picks, cost, call_ms if any(pick.shared for pick in picks) else 0.0, throughput)
+        best = max(best, tried, key=lambda choice: choice.score)
+        rows = count + round(sum(pick.nodes for pick in picks))
+    return best
+
+
+def _total(picks: list[Estimate], cost: Milliseconds, call_ms: float, throughput: bool) -> Choice:
+    rows = len(picks) + sum(pick.nodes for pick in picks)
+    ms = interpolated(cost, rows) + call_ms + sum(pick.own_ms for pick in picks)
+    tokens = len(picks) + sum(pick.accepted for pick in picks)
+    if throughput:
+        speed = math.log(tokens / len(picks))
+    else:
+        speed = sum(math.log1p(pick.accepted) for pick in picks) / len(picks)
+    bonus = sum(pick.bonus for pick in picks) / len(picks)
+    return Choice(picks, tokens, ms, speed - math.log(ms) + bonus)
+
+
+def interpolated(cost: Milliseconds, rows: float) -> float:
+    """The cost of an expected number of rows."""
+    low = int(rows)
+    share = rows - low
+    return cost[low] if share == 0.0 else (1 - share) * cost[low] + share * cost[low + 1]
+
+
+def row_cost(cost: Milliseconds, rows: int, span: int = 4) -> float:
+    """Milliseconds of one more row in a pass of `rows` rows."""
+    return (cost[rows + span] - cost[rows]) / span
+
+
+def best_count(survivals: Iterable[float], sequences: int, cost: Milliseconds, drafted_ms: float) -> int:
+    """How many nodes to verify, the likeliest first: the number with the most tokens per millisecond.
+
+    `survivals`: of all sequences' nodes, in descending order. `drafted_ms`: time that the drafts have taken.
+    """
+    tokens = float(sequences)
+    best, best_rate = 0, tokens / (drafted_ms + cost[sequences])
+    for count, survival in enumerate(survivals, 1):
+        tokens += survival
+        rate = tokens / (drafted_ms + cost[sequences + count])
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best

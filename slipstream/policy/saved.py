@@ -1,0 +1,67 @@
+"""What a policy has learnt, between runs: a file in the cache for each model, weights' format and machine.
+
+What is shipped with the package is a start for the shipped drafters: their worth, without costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from slipstream.folders import cache_directory
+from slipstream.policy.auto import AutoPolicy
+
+log = logging.getLogger("slipstream")
+
+_FORMAT = 1
+_SHIPPED = Path(__file__).parent / "shipped"
+_WORTH_SAVING_MS = 2000.0  # of decoding: less teaches little
+
+
+class SavedPolicy:
+    """The file of one policy. `facts`: whatever costs depend on, such as the machine and the number of threads."""
+
+    def __init__(self, policy: AutoPolicy, fingerprint: str, facts: tuple[object, ...]) -> None:
+        self._policy = policy
+        self._shipped = _SHIPPED / f"{fingerprint}.json"
+        name = "-".join(str(fact).replace("/", "_").replace(" ", "_") for fact in (fingerprint, *facts))
+        self._path = cache_directory() / "policy" / f"{name}.json"
+
+    def restore(self) -> None:
+        """Start from the last run, or from what is shipped. A file that cannot be read is ignored."""
+        for path in (self._path, self._shipped):
+            try:
+                state = json.loads(path.read_bytes())
+                if state.pop("format") == _FORMAT:
+                    self._policy.restore(state)
+                    return
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                log.warning("%s is ignored: %s", path, error)
+
+    def save(self) -> None:
+        """Keep what was learnt, if it is worth it. A folder that cannot be written is no error."""
+        if self._policy.decoded_ms < _WORTH_SAVING_MS:
+            return
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write(self._path, self._policy.state())
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Write a policy's state, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+    temporary = Path(name)
+    try:
+        os.close(handle)
+        temporary.write_text(json.dumps({"format": _FORMAT, **state}, separators=(",", ":")))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,93 @@
+"""The best way to draft and the best number of nodes, by tokens per millisecond."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.policy.choice import MIN_GAIN, Estimate, best_count, choose
+
+
+class Straight:
+    """A pass of 10 ms and so many per row."""
+
+    def __init__(self, per_row: float) -> None:
+        self.per_row = per_row
+
+    def __getitem__(self, rows: int) -> float:
+        return 10.0 + self.per_row * (rows - 1)
+
+
+PLAIN = Estimate(bonus=MIN_GAIN)
+MODEL = Estimate(("head",), "head", accepted=2.0, nodes=8.0)
+MATCH = Estimate(("match",), None, accepted=1.0, nodes=4.0)
+
+
+def drafters(offers: list[list[Estimate]], per_row: float, call_ms: float, **how: bool) -> list[tuple[str, ...]]:
+    return [pick.drafters for pick in choose(offers, Straight(per_row), {"head": call_ms}, **how).picks]
+
+
+def test_a_lone_sequence_takes_the_fastest() -> None:
+    assert drafters([[PLAIN, MODEL, MATCH]], 0.4, 1.0) == [("head",)]
+    assert drafters([[PLAIN, MODEL, MATCH]], 0.4, 15.0) == [("match",)]
+    assert drafters([[PLAIN, MODEL, MATCH]], 5.0, 1.0) == [()]
+
+
+def test_a_gain_of_one_percent_is_not_worth_beginning() -> None:
+    slight = Estimate(("match",), None, accepted=0.05, nodes=1.0)
+    assert drafters([[PLAIN, slight]], 0.4, 0.0) == [()]
+    assert drafters([[Estimate(), slight]], 0.4, 0.0) == [("match",)], "who drafts already goes on"
+
+
+def test_a_call_that_one_of_eight_would_not_pay_for_is_paid_by_all() -> None:
+    rich = [PLAIN, Estimate(("head",), "head", accepted=2.0, nodes=4.0)]
+    assert drafters([rich, *[[PLAIN]] * 7], 0.1, 5.0) == [()] * 8
+    assert drafters([rich] * 8, 0.1, 5.0) == [("head",)] * 8
+
+
+def test_sequences_for_which_it_does_not_pay_stay_plain_beside_others() -> None:
+    poor = [PLAIN, Estimate(("head",), "head", accepted=0.05, nodes=8.0)]
+    rich = [PLAIN, Estimate(("head",), "head", accepted=4.0, nodes=8.0)]
+    assert drafters([rich, poor, rich], 0.4, 1.0) == [("head",), (), ("head",)]
+
+
+def test_rows_of_a_large_batch_are_too_dear() -> None:
+    assert drafters([[PLAIN, MODEL]] * 32, 2.0, 1.0) == [()] * 32
+
+
+@given(
+    st.lists(st.floats(0.0, 1.0), max_size=20),
+    st.integers(1, 4),
+    st.lists(st.floats(0.0, 3.0), min_size=30, max_size=30),
+    st.floats(0.0, 5.0),
+)
+def test_the_number_of_nodes_is_the_global_best_over_any_staircase(
+    found: list[float], sequences: int, steps: list[float], drafted_ms: float
+) -> None:
+    survivals = sorted(found, reverse=True)
+    cost = [5.0, *itertools.accumulate(steps, initial=5.0)]
+
+    def rate(count: int) -> float:
+        return (sequences + sum(survivals[:count])) / (drafted_ms + cost[sequences + count])
+
+    best = best_count(survivals, sequences, cost, drafted_ms)
+    assert rate(best) == pytest.approx(max(rate(count) for count in range(len(survivals) + 1)))
+
+
+def test_throughput_gives_the_rows_to_those_who_gain_most() -> None:
+    sure = [PLAIN, Estimate(("match",), None, accepted=6.0, nodes=6.0)]
+    doubtful = [PLAIN, Estimate(("match",), None, accepted=0.6, nodes=3.0)]
+    cost_of_a_row = 1.2
+    fair = drafters([sure, doubtful], cost_of_a_row, 0.0)
+    together = drafters([sure, doubtful], cost_of_a_row, 0.0, throughput=True)
+    assert together == [("match",), ()]
+    assert fair[0] == ("match",)
+
+
+def test_the_score_is_the_logarithm_of_the_speed() -> None:
+    choice = choose([[MODEL]], Straight(0.4), {"head": 1.0})
+    assert choice.score == pytest.approx(math.log(choice.tokens / choice.ms))
