@@ -3,7 +3,9 @@
     python -m slipstream serve &
     python benchmarks/server_clients.py http://127.0.0.1:8000 [--examples 50]
 
-Runs in an environment of its own, which needs nothing of this project: pip install litellm langchain-openai schemathesis
+Runs in an environment of its own, which needs nothing of this project:
+
+    pip install litellm langchain-openai schemathesis
 """
 
 from __future__ import annotations
