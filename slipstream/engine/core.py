@@ -110,7 +110,7 @@ class EngineCore:
     def renew(self) -> None:
         """Replace everything but the model and its weights, after a failure that no single request caused."""
         verifier = self.engine.verifier
-        self._saved.save()
+        # What the policy learnt since it was saved goes too: it may be what failed.
         del self.engine, self.cache, self.target, self._saved  # their memory is needed for what replaces them
         gc.collect()
         if self.model.device != "cpu":
