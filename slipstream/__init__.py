@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from slipstream.async_llm import AsyncLLM
     from slipstream.errors import SlipstreamError
     from slipstream.llm import LLM
     from slipstream.tree import TokenTree
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 # Public name -> module. Loaded when first used: `slipstream --help` must not wait for torch.
 _HOMES = {
     "LLM": "slipstream.llm",
+    "AsyncLLM": "slipstream.async_llm",
     "SlipstreamError": "slipstream.errors",
     "TokenTree": "slipstream.tree",
     **dict.fromkeys(
@@ -25,6 +27,7 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Completion",
     "Delta",
     "Logprob",

@@ -14,6 +14,10 @@ SlipstreamError
 ├── DraftFault             a drafter that raised, hung or returned nonsense (the engine drops it; the request goes on)
 ├── CacheFull              no page is left (the scheduler handles it; a request too large for the cache is refused)
 ├── EngineClosed           the engine was closed, or stopped in the middle of a request
+├── EngineFailed           the engine failed in the middle of a request, and was made anew
+├── QueueFull              too many requests are waiting: `retry_after` says in how many seconds to try again
+├── DeadlineExceeded       a request was not finished in the time it was given
+├── ServerFailed           a server that is measured cannot be reached, or does not answer
 └── WriterFailed           one of several processes that write training data failed, or is gone
 
 Each message is one line that names the offender; `hint`, if given, says what to do.
@@ -84,6 +88,26 @@ class CacheFull(SlipstreamError):
 
 class EngineClosed(SlipstreamError):
     """The engine was closed, or was stopped while a request was running."""
+
+
+class EngineFailed(SlipstreamError):
+    """The engine failed while a request was running, through no fault of the request's own."""
+
+
+class QueueFull(SlipstreamError):
+    """The queue of waiting requests is full."""
+
+    def __init__(self, message: str, *, hint: str | None = None, retry_after: float = 1.0) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after  # seconds, by how fast requests have ended lately
+
+
+class DeadlineExceeded(SlipstreamError):
+    """A request that was not finished in time."""
+
+
+class ServerFailed(SlipstreamError):
+    """A server that is measured from outside cannot be reached, or does not answer."""
 
 
 class WriterFailed(SlipstreamError):

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from inspect import signature
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -22,7 +21,7 @@ from slipstream.drafters.registry import DEFAULT, AnyDrafter
 from slipstream.engine import Engine, EngineLoop
 from slipstream.engine.burst import Burst
 from slipstream.engine.core import EngineConfig, Speculate
-from slipstream.engine.loop import Outbox
+from slipstream.engine.mailbox import Mailbox
 from slipstream.errors import OptionError
 from slipstream.inputs import Message, Prompt
 from slipstream.models.decoder import Decoder
@@ -36,13 +35,15 @@ from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
 from slipstream.types import Delta, Output, SamplingParams, WarmUp
 
+T = TypeVar("T")
+
 _WARM_UP_TOKENS = 24  # of each answer: enough for graphs to be captured and replayed
 _WARM_UP_LENGTHS = (1, 15, 23, 31, 47, 63, 95, 127, 191, 255, 383, 511, 2000)  # the sizes that prompts are padded to
 _WARM_UP_NEW = 30  # distinct tokens: rounds in which a drafter finds no repetition are captured too
 
 
-class LLM:
-    """A model, drafters and a verifier, with `generate`, `chat` and `stream`. Safe to call from any thread.
+class EngineClient:
+    """What `LLM` and `AsyncLLM` share: a model, drafters and a verifier behind an engine loop. Safe from any thread.
 
     `model`: a built-in name, a path, a hub id, or an open checkpoint. `speculate`: a drafter's name with options
     ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or None for plain decoding. `drafters`: more of
@@ -79,7 +80,7 @@ class LLM:
         **others: object,
     ) -> None:
         device = choose_device(device)
-        inputs.check_inert(others, device, signature(LLM).parameters.keys() - {"others"})
+        inputs.check_inert(others, device, signature(EngineClient).parameters.keys() - {"others"})
         self._seed = None if seed is None else checks.integer("seed", seed, -(2**63), 2**64 - 1)
         if gpu_memory_utilization is not None:
             checks.number("gpu_memory_utilization", gpu_memory_utilization, 0.01, 1.0)
@@ -131,6 +132,11 @@ class LLM:
     def drafter(self) -> AnyDrafter:
         """The drafter of requests that name none."""
         return self._core.drafter
+
+    @property
+    def drafters(self) -> list[str]:
+        """What requests may name as `speculate`, the default first."""
+        return self._core.names
 
     @property
     def target(self) -> TargetView:
@@ -201,17 +207,102 @@ class LLM:
         if device is not None:
             self._loop.call(device.warm_up)
         how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
-        for length in _WARM_UP_LENGTHS:
-            if length + _WARM_UP_TOKENS <= self.max_model_len:
-                for token in range(2):  # the second pass of a size is captured; two prompts share no page
-                    self.generate([[token] * length], how)
-        if self.max_model_len >= _WARM_UP_NEW + _WARM_UP_TOKENS:
-            self.generate([[*range(_WARM_UP_NEW)]], how)
-        self._loop.call(self.cache.forget_idle)
+        prompts = [[token] * length for length in _WARM_UP_LENGTHS for token in range(2)] + [[*range(_WARM_UP_NEW)]]
+        for prompt in prompts:  # the second pass of a size is captured; two prompts share no page
+            if len(prompt) + _WARM_UP_TOKENS <= self.max_model_len:
+                list(self._finished(enumerate([self._request(prompt, how)]), 1))
+        self.reset_prefix_cache()
         mib = (torch.cuda.memory_reserved() - before) / 2**20
         return WarmUp(time.perf_counter() - began, mib, 0 if device is None else device.graphs)
 
-    # -- requests -----------------------------------------------------------------------------------------------------
+    def on_engine(self, action: Callable[[], T]) -> T:
+        """Run `action` on the engine's thread, between two steps; returns its result or raises its error."""
+        return self._loop.call(action)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts of finished requests: the next request computes all of its own."""
+        self._loop.call(self.cache.forget_idle)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer of prompts and outputs."""
+        if self.tokenizer is None:
+            raise OptionError(f"{self.model.name} has no tokenizer")
+        return self.tokenizer
+
+    # -- from user input to requests ---------------------------------------------------------------------------------
+
+    def sequences(self, prompt: Prompt, params: SamplingParams, *, trace: bool = False) -> list[Sequence]:
+        """The sequences of a request, one per choice, for programs that step `engine` themselves."""
+        return self._core.sequences(self._request(prompt, params, trace=trace))
+
+    def chat_prompts(
+        self,
+        messages: object,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: object = None,
+        chat_template_kwargs: object = None,
+    ) -> list[list[int]]:
+        """The token ids of a conversation, or of several, by the model's chat template."""
+        options = inputs.template_variables(tools, chat_template_kwargs)
+        options["add_generation_prompt"] = checks.flag("add_generation_prompt", add_generation_prompt)
+        options["continue_final_message"] = checks.flag("continue_final_message", continue_final_message)
+        return [self._chat_prompt(c, **options) for c in inputs.as_conversations(messages)]
+
+    def _chat_prompt(self, conversation: Seq[Message], **options: Any) -> list[int]:
+        if self.tokenizer is None:
+            raise OptionError(f"{self.model.name} has no tokenizer, so there is no chat template", hint="use generate")
+        return self.tokenizer.encode_chat(conversation, **options)
+
+    def _request(self, prompt: Prompt, params: SamplingParams, *, with_text: bool = True, **more: Any) -> Request:
+        """A checked request; `more`: other fields of it."""
+        given = inputs.as_prompt(prompt)
+        if isinstance(given, str) and self.tokenizer is None:
+            raise OptionError(f"{self.model.name} has no tokenizer", hint="give token ids instead of text")
+        ids = self.get_tokenizer().encode(given) if isinstance(given, str) else given
+        vocab, ends = self.model.config.vocab_size, frozenset[int]() if params.ignore_eos else self.end_ids
+        inputs.check_prompt(ids, self.max_model_len, self.model.config.context, vocab)
+        words = inputs.checked_params(params, self.tokenizer, vocab, ends)
+        structured = params.structured_outputs
+        more["grammar"] = None if structured is None else self._core.grammars.source(structured)
+        more["prediction"] = inputs.prediction_ids(params.prediction, self.tokenizer, vocab)
+        self._core.choose(params.speculate)  # raises if it is not loaded
+        number, seed = next(self._requests), params.seed
+        if seed is None:
+            seed = secrets.randbits(63) if self._seed is None else noise.key(self._seed, number)
+        text = given if isinstance(given, str) else None
+        return Request(f"request-{number}", text, ids, params, seed, words, with_text, **more)
+
+    def _finished(self, source: Iterator[tuple[int, Request]], at_once: int) -> Iterator[tuple[int, Output]]:
+        """Requests as they finish, `at_once` of them concurrently. If one fails, all are cancelled."""
+        outbox = Mailbox()
+        under_way: dict[int, tuple[int, Request]] = {}
+        try:
+            while True:
+                room = at_once - len(under_way)
+                taken = list(itertools.islice(source, room if room >= at_once / 8 else 0))
+                under_way.update(zip(self._loop.submit([r for _, r in taken], outbox), taken, strict=True))
+                if not under_way:
+                    return
+                message = outbox.get()
+                if message.error is not None:
+                    raise message.error
+                place, request = under_way.pop(message.ticket)
+                assert message.completions is not None
+                yield (
+                    place,
+                    Output(
+                        request.id, request.prompt, request.prompt_ids, message.completions, message.prompt_logprobs
+                    ),
+                )
+        finally:
+            for ticket in under_way:
+                self._loop.cancel(ticket)
+
+
+class LLM(EngineClient):
+    """A model, drafters and a verifier, with `generate`, `chat` and `stream`. Safe to call from any thread."""
 
     def generate(
         self,
@@ -243,10 +334,13 @@ class LLM:
         `tools` and `chat_template_kwargs` are passed to the template, and refused if it does not use them.
         `continue_final_message` (with `add_generation_prompt=False`): the answer continues the last message.
         """
-        options: dict[str, Any] = inputs.template_variables(tools, chat_template_kwargs)
-        options["add_generation_prompt"] = checks.flag("add_generation_prompt", add_generation_prompt)
-        options["continue_final_message"] = checks.flag("continue_final_message", continue_final_message)
-        prompts = [self._chat_prompt(c, **options) for c in inputs.as_conversations(messages)]
+        prompts = self.chat_prompts(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return self._answer(prompts, sampling_params, use_tqdm)
 
     def stream(
@@ -262,12 +356,6 @@ class LLM:
             prompt = self._chat_prompt(conversation)
         return self._stream(self._request(prompt, params, trace=trace))  # type: ignore[arg-type]
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer of prompts and outputs."""
-        if self.tokenizer is None:
-            raise OptionError(f"{self.model.name} has no tokenizer")
-        return self.tokenizer
-
     def _answer(self, prompts: Seq[Prompt], params: object, use_tqdm: bool) -> list[Output]:
         each = inputs.as_params(params, len(prompts))
         requests = [self._request(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
@@ -275,7 +363,7 @@ class LLM:
             return self._run(requests, done)
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        outbox: Outbox = SimpleQueue()
+        outbox = Mailbox()
         (ticket,) = self._loop.submit([request], outbox, streams=True)
         try:
             while (message := outbox.get()).delta is not None:
@@ -304,60 +392,3 @@ class LLM:
         checks.integer("at_once", at_once, 1)
         made = (self._request(prompt, params, with_text=text) for prompt, params in requests)
         return self._finished(enumerate(made), at_once)
-
-    def _finished(self, source: Iterator[tuple[int, Request]], at_once: int) -> Iterator[tuple[int, Output]]:
-        """Requests as they finish, `at_once` of them concurrently. If one fails, all are cancelled."""
-        outbox: Outbox = SimpleQueue()
-        under_way: dict[int, tuple[int, Request]] = {}
-        try:
-            while True:
-                room = at_once - len(under_way)
-                taken = list(itertools.islice(source, room if room >= at_once / 8 else 0))
-                under_way.update(zip(self._loop.submit([r for _, r in taken], outbox), taken, strict=True))
-                if not under_way:
-                    return
-                message = outbox.get()
-                if message.error is not None:
-                    raise message.error
-                place, request = under_way.pop(message.ticket)
-                assert message.completions is not None
-                yield (
-                    place,
-                    Output(
-                        request.id, request.prompt, request.prompt_ids, message.completions, message.prompt_logprobs
-                    ),
-                )
-        finally:
-            for ticket in under_way:
-                self._loop.cancel(ticket)
-
-    # -- from user input to requests ---------------------------------------------------------------------------------
-
-    def sequences(self, prompt: Prompt, params: SamplingParams, *, trace: bool = False) -> list[Sequence]:
-        """The sequences of a request, one per choice, for programs that step `engine` themselves."""
-        return self._core.sequences(self._request(prompt, params, trace=trace))
-
-    def _chat_prompt(self, conversation: Seq[Message], **options: Any) -> list[int]:
-        if self.tokenizer is None:
-            raise OptionError(f"{self.model.name} has no tokenizer, so there is no chat template", hint="use generate")
-        return self.tokenizer.encode_chat(conversation, **options)
-
-    def _request(
-        self, prompt: Prompt, params: SamplingParams, *, with_text: bool = True, trace: bool = False
-    ) -> Request:
-        given = inputs.as_prompt(prompt)
-        if isinstance(given, str) and self.tokenizer is None:
-            raise OptionError(f"{self.model.name} has no tokenizer", hint="give token ids instead of text")
-        ids = self.get_tokenizer().encode(given) if isinstance(given, str) else given
-        vocab, ends = self.model.config.vocab_size, frozenset[int]() if params.ignore_eos else self.end_ids
-        inputs.check_prompt(ids, self.max_model_len, self.model.config.context, vocab)
-        words = inputs.checked_params(params, self.tokenizer, vocab, ends)
-        structured = params.structured_outputs
-        grammar = None if structured is None else self._core.grammars.source(structured)
-        prediction = inputs.prediction_ids(params.prediction, self.tokenizer, vocab)
-        self._core.choose(params.speculate)  # raises if it is not loaded
-        number, seed = next(self._requests), params.seed
-        if seed is None:
-            seed = secrets.randbits(63) if self._seed is None else noise.key(self._seed, number)
-        text = given if isinstance(given, str) else None
-        return Request(f"request-{number}", text, ids, params, seed, words, with_text, trace, grammar, prediction)

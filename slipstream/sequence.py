@@ -32,6 +32,8 @@ class Request:
     trace: bool = False  # whether its deltas carry the verified trees
     grammar: str | None = None  # that of its structured outputs, as llguidance writes it
     prediction: tuple[int, ...] = ()  # that of the parameters, as token ids
+    priority: int = 0  # lower runs earlier
+    deadline: float | None = None  # by `time.perf_counter`: it ends with an error if it still runs then
 
 
 @dataclass(eq=False)  # compared by identity
@@ -60,12 +62,14 @@ class Sequence:
     text: str = ""
     text_shown: int = 0  # characters that were streamed
     logprobs: list[Logprobs] = field(default_factory=list)
+    found: int = 0  # tokens of the prompt that were in the cache when it was started
     prompt_logprobs: list[Logprobs | None] | None = None  # of the first choice, for the part of the prompt that was fed
     finish_reason: str | None = None
     error: Exception | None = None  # the error that ended it
     stop_reason: str | int | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # when tokens were emitted, and how many together
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -141,13 +145,15 @@ class Sequence:
             stats=self.stats,
             seed=self.request.seed,
             metrics=self.metrics,
+            cached_tokens=self.found,
         )
 
     @property
     def metrics(self) -> RequestMetrics:
         """When it arrived and when its tokens were emitted."""
         first = self.first_token_at
-        return RequestMetrics(self.arrived, first, None if first is None else first + self.stats.decode_ms / 1000)
+        last = None if first is None else first + self.stats.decode_ms / 1000
+        return RequestMetrics(self.arrived, first, last, tuple(self.chunks))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from slipstream.tree import TokenTree
 
 
+_TREES_KEPT = 512  # for a reader of a traced request that falls behind: trees are large
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much one sequence drafts in one step; made by the policy. Zero depth or nodes skips drafting."""
@@ -197,6 +200,7 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     last_token_time: float | None = None
+    chunks: tuple[tuple[float, int], ...] = ()  # when tokens were delivered, and how many of them together
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -217,6 +221,7 @@ class Completion:
     stats: Stats
     seed: int
     metrics: RequestMetrics | None = None
+    cached_tokens: int = 0  # of the prompt, whose K/V were in the cache when it was started
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -294,3 +299,20 @@ class Delta:
     finish_reason: str | None = None
     completion: Completion | None = None  # the whole choice, with its last delta
     trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order
+    decisions: list[Decision | None] = field(default_factory=list)  # per tree: the policy's, if it decided
+    logprobs: list[Logprobs] | None = None  # one entry per token; None unless asked for
+
+    def then(self, later: Delta) -> Delta:
+        """This delta and the next one of the same choice as one, for a reader that has not read this one yet."""
+        scored = None if self.logprobs is None or later.logprobs is None else self.logprobs + later.logprobs
+        return Delta(
+            index=self.index,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            origins=self.origins + later.origins,
+            finish_reason=later.finish_reason,
+            completion=later.completion,
+            trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            decisions=(self.decisions + later.decisions)[:_TREES_KEPT],
+            logprobs=scored,
+        )

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import slipstream
-from slipstream import LLM, SamplingParams, errors
-from slipstream.cli import app, corpora
+from slipstream import LLM, AsyncLLM, SamplingParams, errors
+from slipstream.cli import app, benches, corpora
 from slipstream.drafters import drafter_names
 from slipstream.drafters.base import Drafter, DraftOptions
+from slipstream.llm import EngineClient
 from slipstream.types import Plan
 from slipstream.verify import make_verifier
 
@@ -23,12 +24,13 @@ def parameters(function: Any) -> dict[str, Any]:
     return {p.name: ... if p.default is inspect.Parameter.empty else p.default for p in found if p.name != "self"}
 
 
-def public(kind: type) -> set[str]:
-    """The public methods and properties that a class defines itself."""
+def public(kind: type, *bases: type) -> set[str]:
+    """The public methods and properties that a class, or one of these bases, defines itself."""
     kinds = (property, classmethod, staticmethod)
     return {
         name
-        for name, value in vars(kind).items()
+        for one in (kind, *bases)
+        for name, value in vars(one).items()
         if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
     }
 
@@ -36,6 +38,7 @@ def public(kind: type) -> set[str]:
 def test_names() -> None:
     assert slipstream.__all__ == [
         "LLM",
+        "AsyncLLM",
         "Completion",
         "Delta",
         "Logprob",
@@ -123,8 +126,31 @@ def test_llm() -> None:
         "use": {"speculate": ...},
     }
     asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
+    asking |= {"reset_prefix_cache", "on_engine"}
     reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
-    assert public(LLM) == asking | reading | {"quantize", "burst", "sequences"}
+    more = {"quantize", "burst", "sequences", "chat_prompts", "drafters"}
+    assert public(LLM, EngineClient) == asking | reading | more
+
+
+def test_async_llm() -> None:
+    assert parameters(AsyncLLM) == {"model": "smollm2-135m", "max_queue": None, "options": ...}
+    per_request = {"trace": False, "priority": 0, "timeout": None}
+    assert {name: parameters(getattr(AsyncLLM, name)) for name in ("generate", "chat", "request", "submit")} == {
+        "generate": {"prompt": ..., "sampling_params": None, **per_request},
+        "chat": {
+            "messages": ...,
+            "sampling_params": None,
+            "add_generation_prompt": True,
+            "continue_final_message": False,
+            "tools": None,
+            "chat_template_kwargs": None,
+            **per_request,
+        },
+        "request": {"prompt": ..., "params": ..., **per_request},
+        "submit": {"request": ..., "streams": True},
+    }
+    assert public(AsyncLLM) == {"generate", "chat", "request", "submit", "status", "under_way", "alive", "max_num_seqs"}
+    assert issubclass(AsyncLLM, EngineClient)
 
 
 def test_drafters() -> None:
@@ -174,9 +200,11 @@ def test_verifiers() -> None:
 def test_command_line_verbs() -> None:
     verbs = [command.name for command in app.registered_commands]
     assert verbs == [
-        "demo", "run", "chat", "batch", "check", "drafters", "tune", "synth", "train", "import", "export", "env",
+        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "simulate", "synth", "train", "import",
+        "export", "env",
     ]  # fmt: skip
-    assert [group.name for group in app.registered_groups] == ["corpus"]
+    assert [group.name for group in app.registered_groups] == ["corpus", "bench"]
+    assert [command.name for command in benches.registered_commands] == ["compare"]
     assert [command.name for command in corpora.registered_commands] == ["build"]
 
 
@@ -188,7 +216,8 @@ def test_exceptions() -> None:
         if isinstance(kind, type) and kind.__module__ == errors.__name__
     }
     model_errors = {"ModelNotFound", "CorruptFile", "HashMismatch", "UnsupportedModel", "ShapeMismatch"}
-    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "WriterFailed"}
+    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "ServerFailed", "WriterFailed"}
+    others |= {"EngineFailed", "QueueFull", "DeadlineExceeded"}
     assert found == {
         "SlipstreamError": ("Exception",),
         "OptionError": ("SlipstreamError", "ValueError"),

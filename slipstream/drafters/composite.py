@@ -56,7 +56,8 @@ class CompositeDrafter(Drafter[Options], Generic[Options]):
         return any(drafter.host_only(sequence) for drafter in self.drafters)
 
     def _device_draft(self, lanes: int, limits: Plan) -> DeviceDraft | None:
-        """`suffix` with one drafter that grows trees on the device. Anything else runs on the host.
+        """`suffix` with one drafter that grows trees on the device. Anything else runs on the host, as do requests
+        that bring something to draft from.
 
         `limits`: depth and nodes at most, where they are not 0.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,7 @@ from slipstream.policy.saved import SavedPolicy
 from slipstream.sequence import PLAIN, TARGET, Request, Sequence
 from slipstream.text import IncrementalDecoder, StopStrings
 from slipstream.types import Limits
-from slipstream.verify import make_verifier
+from slipstream.verify import Verifier, make_verifier
 
 log = logging.getLogger("slipstream")
 
@@ -66,6 +67,7 @@ class EngineCore:
     """Loads the model and the drafters, and manages the set of drafters while requests run."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self.config = config
         verifier = make_verifier(config.verifier)
         if verifier.lossy:
             log.warning("verifier %r is lossy: outputs may differ from the model's own distribution", config.verifier)
@@ -78,31 +80,42 @@ class EngineCore:
         self.exact = is_exact(self.model)  # speculative and plain text are bitwise equal on this machine
         if config.exact and not self.exact:
             raise OptionError("exact: the kernels of this machine are not batch-invariant", hint="leave it out")
+        self._specs: dict[str, DrafterSpec] = {}  # of the drafters in the set
+        self._stores: dict[str, set[str]] = {}  # stores of each drafter
+        self._make(config, (config.default, *config.drafters), verifier)
+        self.default = str(config.default)
+        self._kept = {PLAIN, *map(str, config.drafters)}  # drafters that stay loaded when the default changes
+
+    def _make(self, config: EngineConfig, specs: Iterable[DrafterSpec], verifier: Verifier) -> None:
+        """Make everything but the model: drafters, cache, scheduler, runners and policy."""
         trial = PagedCache(0, self.model.device)  # one page, to measure the bytes that each drafter keeps per page
         self.target = TargetView(self.model, trial, self.tokenizer, self.max_model_len, verifier.uses_draws, self.exact)
+        distinct = {str(spec): spec for spec in (_PLAIN, *specs)}
         built: dict[str, AnyDrafter] = {}
-        for spec in (config.default, *config.drafters):
-            if str(spec) not in built:
-                drafter = self._built(spec, built.values())
-                drafter.attach(trial)
-                built[str(spec)] = drafter
+        for name, spec in distinct.items():
+            built[name] = self._built(spec, built.values())
+            built[name].attach(trial)
         kept = sum(store.nbytes for store in trial.stores.values()) + sum(d.separate_bytes for d in built.values())
         self.cache = self.target.cache = PagedCache(self._pages(config, kept), self.model.device)
         self.model.add_store(self.cache, TARGET)
         rows = _PROMPT_ROWS[self.model.device.partition(":")[0]]
         self.engine = Engine(self.model, self.cache, verifier, Scheduler(self.cache, config.max_num_seqs, rows))
-        self._specs: dict[str, DrafterSpec] = {}  # of the drafters in the set
-        self._stores: dict[str, set[str]] = {}  # stores of each drafter
-        self._add(_PLAIN, self._built(_PLAIN))
-        for spec in (config.default, *config.drafters):
-            if str(spec) not in self._specs:
-                self._add(spec, built[str(spec)])
-        self.default = str(config.default)
+        for name, spec in distinct.items():
+            self._add(spec, built[name])
         machine = (self.model.device, cpu_model(), torch.get_num_threads())
         facts = (config.quantize, self.model.dtype, *machine, __version__)
         self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
         self._saved.restore()
-        self._kept = {PLAIN, *map(str, config.drafters)}  # drafters that stay loaded when the default changes
+
+    def renew(self) -> None:
+        """Replace everything but the model and its weights, after a failure that no single request caused."""
+        verifier = self.engine.verifier
+        self._saved.save()
+        del self.engine, self.cache, self.target, self._saved  # their memory is needed for what replaces them
+        gc.collect()
+        if self.model.device != "cpu":
+            torch.cuda.empty_cache()
+        self._make(self.config, list(self._specs.values()), verifier)
 
     def close(self) -> None:
         """Keep what the policy has learnt."""
@@ -114,6 +127,12 @@ class EngineCore:
     def drafter(self) -> AnyDrafter:
         """The drafter of requests that name none."""
         return self.engine.drafters[self.default]
+
+    @property
+    def names(self) -> list[str]:
+        """The drafters that requests may name, the default first."""
+        parts = (part.name for drafter in self.engine.drafters.values() for part in drafter.parts.values())
+        return list(dict.fromkeys([self.default, *self.engine.drafters, *parts]))
 
     @property
     def burst(self) -> Burst | None:

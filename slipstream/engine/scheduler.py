@@ -1,13 +1,14 @@
 """Which sequences run in the next step, and how many rows of their prompts.
 
-First come, first served. Decoding sequences always run; prompts are fed in chunks that end at page boundaries, so that
-a long prompt does not delay the others. When pages run out, the youngest sequence is preempted: its pages are copied
-out, and it is the first to resume.
+By priority; then first come, first served. Decoding sequences always run; prompts are fed in chunks that end at page
+boundaries, so that a long prompt does not delay the others. When pages run out, the youngest sequence of the lowest
+priority is preempted: its pages are copied out, and it is the first of its priority to resume.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 
 from slipstream.cache import PAGE_SIZE, PagedCache
 from slipstream.errors import CacheFull
@@ -21,14 +22,17 @@ class Scheduler:
         self._cache = cache
         self.max_sequences = max_sequences
         self.prompt_rows = prompt_rows  # prefill rows per step
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: deque[Sequence] = deque()  # by priority, then by arrival
         self.running: list[Sequence] = []  # oldest first
         self.pinned: set[Sequence] = set()  # a device writes to their pages: they are not preempted
         self.preemptions = 0  # since the start
 
     def add(self, sequences: list[Sequence]) -> None:
         """Queue the choices of one request."""
-        self.waiting.extend(sequences)
+        mine = sequences[0].request.priority
+        behind = sum(1 for _ in takewhile(lambda other: other.request.priority > mine, reversed(self.waiting)))
+        for sequence in sequences:
+            self.waiting.insert(len(self.waiting) - behind, sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or cancelled sequence, and free its pages."""
@@ -94,10 +98,12 @@ class Scheduler:
                 if -(-(len(prompt) + 1) // PAGE_SIZE) - len(sequence.table.pages) > self._cache.available:
                     self._cache.release(sequence.table)
                     return not self.running and self._open_alone(sequence)
+                sequence.found = sequence.cached
                 return True
             if first.cached < len(prompt) - 1:
                 return False  # share the prompt once it has been fed
             sequence.table = self._cache.fork(first.table, len(prompt) - 1)
+            sequence.found = first.found
             return True
         except CacheFull:
             return False
@@ -106,6 +112,7 @@ class Scheduler:
         """No other sequence runs: give this one all pages that are free."""
         found = sequence.request.prompt_ids if sequence.params.prompt_logprobs is None else []
         sequence.table = self._cache.open(found, sequence.needs)
+        sequence.found = sequence.cached
         return True
 
     def _first_choice(self, sequence: Sequence) -> Sequence | None:
@@ -123,15 +130,22 @@ class Scheduler:
                     self._cache.reserve(item.sequence.table, rows[item.sequence])
                     break
                 except CacheFull:
-                    youngest = next(s for s in reversed(self.running) if s not in self.pinned)
-                    if youngest is item.sequence and len(self.running) == 1:
+                    last = self._last()
+                    if last is item.sequence and len(self.running) == 1:
                         raise
-                    self._preempt(youngest)
-                    kept.pop(youngest, None)
+                    self._preempt(last)
+                    kept.pop(last, None)
         return list(kept.values())
+
+    def _last(self) -> Sequence:
+        """The youngest running sequence of the lowest priority that may be preempted."""
+        free = (sequence for sequence in reversed(self.running) if sequence not in self.pinned)
+        return max(free, key=lambda sequence: sequence.request.priority)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         sequence.saved = self._cache.save(sequence.table)
-        self.waiting.appendleft(sequence)
+        mine = sequence.request.priority
+        before = sum(1 for _ in takewhile(lambda other: other.request.priority < mine, self.waiting))
+        self.waiting.insert(before, sequence)
         self.preemptions += 1

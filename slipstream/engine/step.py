@@ -15,7 +15,7 @@ from slipstream.engine.host import HostRunner
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.state import EngineState
 from slipstream.models.model import Model
-from slipstream.policy import AutoPolicy, Progress, Report
+from slipstream.policy import AutoPolicy, Progress, Report, Tally
 from slipstream.policy.costs import pass_shape
 from slipstream.sequence import Sequence, Work
 from slipstream.types import Plan
@@ -34,6 +34,8 @@ class Engine:
         self.scheduler = scheduler
         self.drafters = DrafterSet(model.config.vocab_size)
         self._state = EngineState(model, cache, self.drafters, verifier, scheduler)
+        self.tally = Tally()  # of all passes
+        self.failure: Exception | None = None  # of a runner: what it left of its state cannot be relied on
         self.set_runners()
 
     def set_runners(self) -> None:
@@ -55,6 +57,7 @@ class Engine:
                 for report in self._collect(runner, part):
                     self.emit(report)
                     self.policy.observe(report)
+                    self.tally.add(report.tally)
                     done.update((item.sequence, item) for item in report.progress)
             return list(done.values())
 
@@ -93,6 +96,7 @@ class Engine:
             self._fail(part, error)
 
     def _fail(self, part: list[Work], error: Exception) -> None:
+        self.failure = error
         for item in part:
             if not item.sequence.finished:
                 self._state.fail(item.sequence, error)

@@ -111,6 +111,11 @@ class Tokenizer:
         """Whether `render_chat` can work."""
         return self._chat is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template, if there is one."""
+        return None if self._chat is None else self._chat.source
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **kwargs: Any
     ) -> str:

@@ -11,7 +11,7 @@ from slipstream import SamplingParams
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters.heads.sequential import FeatureLoop
 from slipstream.engine.burst import Launched
-from slipstream.errors import EngineClosed
+from slipstream.errors import EngineFailed
 from slipstream.gpu.lanes import Lanes
 from tests.engine.test_rounds import TREES, asked, drafting_llm
 from tests.laned import burst_of, burst_on_cpu
@@ -171,7 +171,7 @@ def test_an_interrupt_while_the_last_round_runs_leaves_nothing(monkeypatch: pyte
 
     monkeypatch.setattr(burst, "commit", interrupted)
     how = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (12, 60)]
-    with pytest.raises(EngineClosed, match="KeyboardInterrupt"):  # no client was interrupted, the engine was
+    with pytest.raises(EngineFailed, match="KeyboardInterrupt"):  # no client was interrupted, the engine was
         llm.generate(asked(2), how)
     assert llm.engine.scheduler.idle
     assert llm.cache.available == llm.cache.capacity

@@ -190,7 +190,7 @@ def test_what_cannot_be_honoured_is_refused_before_any_work() -> None:
 
 def test_the_drafter_can_be_changed_under_way_and_who_runs_keeps_his_own() -> None:
     llm: LLM = tiny_llm(speculate=tiny_draft({"method": "draft_model", "model": "tiny:0"}))
-    how = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    how = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     wanted = tiny_llm().generate([[1, 2, 3]], how)[0].token_ids
     stream = llm.stream([1, 2, 3], how)
     said = list(next(stream).token_ids)
@@ -341,16 +341,17 @@ def test_another_drafter_finds_no_pages_that_it_knows_nothing_of() -> None:
 def test_warming_up_asks_prompts_that_fit_and_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(context=512)
     asked: list[int] = []
-    original = llm.generate
+    original = llm._finished
 
-    def generate(prompts: Any, params: Any = None) -> Any:
-        asked.extend(map(len, prompts))
+    def finished(source: Any, at_once: int) -> Any:
+        requests = list(source)
+        asked.extend(len(request.prompt_ids) for _, request in requests)
         monkeypatch.setattr(llm.model, "device", "cpu")
-        outputs = original(prompts, params)
+        outputs = list(original(iter(requests), at_once))
         monkeypatch.setattr(llm.model, "device", "cuda")
         return outputs
 
-    monkeypatch.setattr(llm, "generate", generate)
+    monkeypatch.setattr(llm, "_finished", finished)
     llm.warm_up()
     assert asked == [], "a CPU has nothing to warm up"
     monkeypatch.setattr(llm.model, "device", "cuda")

@@ -161,37 +161,6 @@ def test_an_error_ends_its_own_request_and_what_was_said_is_delivered(
     assert llm.engine.scheduler.idle and llm.cache.available == llm.cache.capacity
 
 
-def test_a_failed_pass_ends_the_requests_in_it_and_the_engine_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny_llm(characters=True, speculate="suffix")
-    forward = llm.model.forward
-
-    def broken(*args: Any, **named: Any) -> Any:
-        raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(llm.model, "forward", broken)
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        llm.generate(PROMPTS[:3], how(1))
-    assert llm.engine.scheduler.idle and llm.cache.available == llm.cache.capacity
-    monkeypatch.setattr(llm.model, "forward", forward)
-    assert llm.generate([PROMPTS[1]], how(1))[0].token_ids == wanted(PROMPTS[:2])[1]
-
-
-def test_an_error_of_the_step_itself_is_reported_to_all_and_the_next_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    llm = tiny_llm(characters=True)
-
-    def broken(*args: Any, **named: Any) -> Any:
-        raise ZeroDivisionError("in the policy")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(llm.engine.policy, "plan", broken)
-        with pytest.raises(ZeroDivisionError, match="in the policy"):
-            llm.generate(PROMPTS[:2], how(1))
-    assert llm.generate([PROMPTS[1]], how(1))[0].token_ids == wanted(PROMPTS[:2])[1]
-    assert llm.cache.available == llm.cache.capacity
-
-
 def test_a_request_that_runs_when_the_engine_is_closed_is_reported() -> None:
     llm = tiny_llm()
     stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=400, seed=1, ignore_eos=True))

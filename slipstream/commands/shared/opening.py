@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slipstream import checks, folders
 from slipstream.commands.shared.options import EngineSetup
@@ -10,6 +10,7 @@ from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, pa
 from slipstream.models.formats import builtin
 
 if TYPE_CHECKING:
+    from slipstream.async_llm import AsyncLLM
     from slipstream.drafters import DrafterSpec
     from slipstream.llm import LLM
     from slipstream.types import Stats
@@ -17,29 +18,44 @@ if TYPE_CHECKING:
 
 def open_llm(setup: EngineSetup) -> LLM:
     """The model with its drafter. Options are checked first, then models are downloaded, then loaded."""
+    arguments = _arguments(setup)
+    from slipstream.llm import LLM
+
+    with passing(f"loading {setup.model} ..."):
+        return LLM(setup.model, **arguments)
+
+
+def open_async_llm(setup: EngineSetup, **more: Any) -> AsyncLLM:
+    """The same for asyncio; `more`: other arguments of the engine."""
+    arguments = _arguments(setup)
+    from slipstream.async_llm import AsyncLLM
+
+    with passing(f"loading {setup.model} ..."):
+        return AsyncLLM(setup.model, **arguments, **more)
+
+
+def _arguments(setup: EngineSetup) -> dict[str, Any]:
+    """The engine's arguments, checked, with all models at hand."""
     spec = setup.drafter()
     if setup.threads is not None:
         checks.integer("threads", setup.threads, 1)
     with passing("loading torch ..."):
         import torch
 
-        from slipstream.llm import LLM
         from slipstream.verify import make_verifier
     make_verifier(setup.verifier)
     if setup.threads is not None:
         torch.set_num_threads(setup.threads)
     fetch_models(setup.model, spec)
-    with passing(f"loading {setup.model} ..."):
-        return LLM(
-            setup.model,
-            speculate=spec,
-            verifier=setup.verifier,
-            dtype=setup.dtype,
-            device=setup.device,
-            quantize=setup.quantize,
-            exact=setup.exact,
-            max_model_len=setup.max_model_len,
-        )
+    return {
+        "speculate": spec,
+        "verifier": setup.verifier,
+        "dtype": setup.dtype,
+        "device": setup.device,
+        "quantize": setup.quantize,
+        "exact": setup.exact,
+        "max_model_len": setup.max_model_len,
+    }
 
 
 def fetch_models(model: str, spec: DrafterSpec) -> None:

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server over the engine. Needs the extra `slipstream[serve]`."""

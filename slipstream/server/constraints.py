@@ -1,0 +1,49 @@
+"""What an answer must look like, from the several ways in which clients say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slipstream.server.failures import ApiError
+from slipstream.server.parsing import Parsing
+from slipstream.server.parsing.base import ParserRequest
+from slipstream.server.wire.common import ResponseFormat, SamplingBody
+from slipstream.text import Tokenizer
+
+
+def constraints(body: SamplingBody) -> dict[str, Any] | None:
+    """`structured_outputs` of SamplingParams, from the field of that name or `response_format`."""
+    formatted = _format(body.response_format)
+    if body.structured_outputs is None:
+        return formatted
+    if formatted is not None:
+        raise ApiError(400, "give either structured_outputs or response_format", param="response_format")
+    given = body.structured_outputs.model_dump(exclude_none=True, by_alias=True)
+    if len(given) != 1:
+        said = ", ".join(given) or "nothing"
+        raise ApiError(400, f"structured_outputs has {said}: give exactly one kind", param="structured_outputs")
+    return given
+
+
+def chat_constraints(
+    body: SamplingBody, asked: ParserRequest, parsing: Parsing, tokenizer: Tokenizer
+) -> dict[str, Any] | None:
+    """The same for a chat, where a tool choice may force calls."""
+    wanted = constraints(body)
+    special = {tokenizer.token(id) or "": id for id in tokenizer.special_ids}
+    forced = parsing.grammar(asked, special)
+    if forced is None:
+        return wanted
+    if wanted is not None:
+        raise ApiError(400, "tool_choice demands calls, so nothing else can be demanded", param="tool_choice")
+    return {"grammar": forced}
+
+
+def _format(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"json_object": True}
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        raise ApiError(400, "response_format: json_schema has no schema", param="response_format")
+    return {"json": wanted.json_schema.schema_}

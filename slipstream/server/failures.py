@@ -1,0 +1,78 @@
+"""Errors on the wire, in OpenAI's shape, and which exception becomes which."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+
+from slipstream.errors import (
+    DeadlineExceeded,
+    EngineClosed,
+    EngineFailed,
+    OptionError,
+    PromptError,
+    QueueFull,
+    SlipstreamError,
+)
+
+log = logging.getLogger("slipstream")
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+_OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is )")  # our messages begin with the argument they name
+
+
+class ApiError(HTTPException):
+    """An error with its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param = param
+        self.code = code
+
+    @property
+    def wire(self) -> dict[str, object]:
+        """The JSON object of a response or of an SSE `error` event."""
+        kind = _KINDS.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error that a client sees. What is nobody's fault but ours is logged and told in general words."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QueueFull):
+        wait = str(int(error.retry_after))
+        return ApiError(429, f"the queue is full: {error}", code="queue_full", headers={"retry-after": wait})
+    if isinstance(error, OptionError):
+        offender = _OFFENDER.match(error.message)
+        param = offender[1] if offender else ("prompt" if isinstance(error, PromptError) else None)
+        code = "context_length_exceeded" if "the context holds" in error.message else None
+        return ApiError(400, str(error), param=param, code=code)
+    if isinstance(error, EngineFailed | EngineClosed):
+        return ApiError(503, str(error), code="engine_failed", headers={"retry-after": "1"})
+    if isinstance(error, DeadlineExceeded):
+        return ApiError(504, str(error), code="deadline_exceeded")
+    log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+    said = str(error) if isinstance(error, SlipstreamError) else "an internal error ended the request"
+    return ApiError(500, said, code="internal_error")

@@ -1,0 +1,1 @@
+"""The bodies of requests, as pydantic checks them and as `/openapi.json` shows them."""
