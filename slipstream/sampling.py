@@ -292,7 +292,7 @@ class Sampler:
 
     @cached_property
     def simple(self) -> bool:
-        """Whether a choice needs only the logits, the temperature and the noise: see `gpu/device_sampling.py`."""
+        """Whether a choice needs only the logits, the temperature and the noise."""
         return not (self.params.adjusts or self.params.cuts)
 
     @property
