@@ -163,6 +163,7 @@ def test_drafters() -> None:
         "is_passive",
         "origins",
         "samples",
+        "host_only",
         "signal",
         "attach",
         "scratch_rows",

@@ -131,7 +131,8 @@ class EngineCore:
     @property
     def names(self) -> list[str]:
         """The drafters that requests may name, the default first."""
-        return list(dict.fromkeys([self.default, *self.engine.drafters]))
+        parts = (part.name for drafter in self.engine.drafters.values() for part in drafter.parts.values())
+        return list(dict.fromkeys([self.default, *self.engine.drafters, *parts]))
 
     @property
     def burst(self) -> Burst | None:

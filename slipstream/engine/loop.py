@@ -373,6 +373,7 @@ def _delta(progress: Progress) -> Delta:
         finish_reason=sequence.finish_reason,
         completion=sequence.completion() if sequence.finished else None,
         trees=progress.trees,
+        decisions=[progress.decision] * len(progress.trees),  # the policy decides on the host, a step at a time
         logprobs=sequence.logprobs[-count:] if sequence.params.logprobs is not None else None,
     )
 

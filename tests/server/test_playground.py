@@ -226,6 +226,31 @@ def test_settings_are_sent(page: Any) -> None:
     answered(page)
 
 
+def test_where_the_policy_decides(browser: Any, tiny: str) -> None:
+    """Its drafters can be chosen, trees can be limited, and each step has its reason."""
+    with served(tiny, speculate="auto") as running, opened(browser, running.url) as page:
+        connected(page)
+        assert page.locator("#drafter option").all_text_contents() == [
+            "auto (default)",
+            "suffix",
+            "none: plain decoding",
+        ]
+        page.locator("#nodes").fill("3")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "The quick brown fox")
+        assert json.loads(sent.value.post_data)["speculate"] == "auto:max_nodes=3"
+        answered(page)
+        assert page.locator(".token[data-origin]").count() > 0
+        assert page.locator("#tree .node").count() <= 3 + 2
+        assert "promised" in page.locator("#decision").text_content()
+        page.locator("#drafter").select_option("suffix")
+        assert page.locator("#nodes").is_disabled()
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "Hello")
+        assert json.loads(sent.value.post_data)["speculate"] == "suffix"
+        answered(page)
+
+
 def test_what_the_server_refuses_is_said(page: Any) -> None:
     ask(page, "word " * 600)  # longer than the tiny model's context
     answered(page)
