@@ -95,6 +95,7 @@ def test_llm() -> None:
         "model": "smollm2-135m",
         "speculate": "auto",
         "speculative_config": None,
+        "profile": None,
         "drafters": (),
         "verifier": "match",
         "dtype": "auto",

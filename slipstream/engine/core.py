@@ -103,7 +103,7 @@ class EngineCore:
         for name, spec in distinct.items():
             self._add(spec, built[name])
         machine = (self.model.device, cpu_model(), torch.get_num_threads())
-        facts = (config.quantize, self.model.dtype, *machine, __version__)
+        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__)
         self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
         self._saved.restore()
 
