@@ -22,6 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from slipstream import __version__
 from slipstream.commands.batch import batch
+from slipstream.commands.bench import bench, compare
+from slipstream.commands.bench_options import BenchModel, ServerLoad, Sweeps
 from slipstream.commands.chat import chat
 from slipstream.commands.check import check
 from slipstream.commands.convert import export, import_
@@ -32,6 +34,7 @@ from slipstream.commands.env import env
 from slipstream.commands.run import run
 from slipstream.commands.serve import serve
 from slipstream.commands.shared.options import Described, EngineSetup, ModelSetup, Sampling
+from slipstream.commands.simulate import simulate
 from slipstream.commands.synth import synth
 from slipstream.commands.train import train
 from slipstream.commands.tune import tune
@@ -41,7 +44,14 @@ Verb = Callable[..., int | None]
 
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two in the shells' convention: 128 + signal
 
-_PANELS: dict[type[Any], str] = {EngineSetup: "Model", ModelSetup: "Model", Sampling: "Sampling"}
+_PANELS: dict[type[Any], str] = {
+    EngineSetup: "Model",
+    ModelSetup: "Model",
+    Sampling: "Sampling",
+    BenchModel: "Model",
+    Sweeps: "Sweeps",
+    ServerLoad: "A server",
+}
 _DEBUG = typer.Option("--debug", help="show a traceback on errors", metavar="")
 _UsageError: type[Any] = typer.BadParameter.__mro__[1]  # typer's own click or the real one, by version
 
@@ -86,6 +96,8 @@ app = typer.Typer(
 )
 corpora = typer.Typer(cls=_Verbs, help="Texts on disk to retrieve drafts from.", no_args_is_help=True)
 app.add_typer(corpora, name="corpus")
+benches = typer.Typer(cls=_Verbs)
+app.add_typer(benches, name="bench")
 
 
 def main() -> None:
@@ -156,6 +168,27 @@ def _before(
 
 
 def _register(verb: Verb, parent: typer.Typer = app) -> None:
+    command = _command(verb)
+    parent.command(verb.__name__.removesuffix("_"), cls=_Verb, help=verb.__doc__)(command)
+
+
+def _register_group(verb: Verb, group: typer.Typer) -> None:
+    """A verb that has verbs of its own: it runs if none of them is named."""
+    command = _command(verb)
+
+    def unless_named(ctx: typer.Context, **given: Any) -> None:
+        if ctx.invoked_subcommand is None:
+            command(**given)
+
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    given = [*inspect.signature(command).parameters.values(), context]
+    unless_named.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    unless_named.__annotations__ = {**command.__annotations__, "ctx": typer.Context}
+    group.callback(cls=_Verbs, help=verb.__doc__, invoke_without_command=True)(unless_named)
+
+
+def _command(verb: Verb) -> Callable[..., None]:
+    """The verb as typer sees it: options of groups one by one."""
     hints = typing.get_type_hints(verb, include_extras=True)
     groups = {name: group for name, hint in hints.items() if (group := _group(hint)) is not None}
 
@@ -167,7 +200,7 @@ def _register(verb: Verb, parent: typer.Typer = app) -> None:
     parameters = [*_parameters(verb, hints), _parameter("debug", Annotated[bool, _DEBUG], False)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    parent.command(verb.__name__.removesuffix("_"), cls=_Verb, help=verb.__doc__)(command)
+    return command
 
 
 def _group(hint: Any) -> type[Any] | None:
@@ -219,6 +252,8 @@ def _translated(name: str, hint: Any, panel: str | None = None) -> Any:
     ]
 
 
-for _verb in (demo, run, chat, serve, batch, check, drafters, tune, synth, train, import_, export, env):
+for _verb in (demo, run, chat, serve, batch, check, drafters, tune, simulate, synth, train, import_, export, env):
     _register(_verb)
 _register(build, corpora)
+_register_group(bench, benches)
+_register(compare, benches)

@@ -17,6 +17,7 @@ SlipstreamError
 ├── EngineFailed           the engine failed in the middle of a request, and was made anew
 ├── QueueFull              too many requests are waiting: `retry_after` says in how many seconds to try again
 ├── DeadlineExceeded       a request was not finished in the time it was given
+├── ServerFailed           a server that is measured cannot be reached, or does not answer
 └── WriterFailed           one of several processes that write training data failed, or is gone
 
 Each message is one line that names the offender; `hint`, if given, says what to do.
@@ -103,6 +104,10 @@ class QueueFull(SlipstreamError):
 
 class DeadlineExceeded(SlipstreamError):
     """A request that was not finished in time."""
+
+
+class ServerFailed(SlipstreamError):
+    """A server that is measured from outside cannot be reached, or does not answer."""
 
 
 class WriterFailed(SlipstreamError):

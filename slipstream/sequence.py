@@ -69,6 +69,7 @@ class Sequence:
     stop_reason: str | int | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
+    chunks: list[tuple[float, int]] = field(default_factory=list)  # when tokens were emitted, and how many together
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -151,7 +152,8 @@ class Sequence:
     def metrics(self) -> RequestMetrics:
         """When it arrived and when its tokens were emitted."""
         first = self.first_token_at
-        return RequestMetrics(self.arrived, first, None if first is None else first + self.stats.decode_ms / 1000)
+        last = None if first is None else first + self.stats.decode_ms / 1000
+        return RequestMetrics(self.arrived, first, last, tuple(self.chunks))
 
 
 @dataclass(frozen=True)

@@ -200,6 +200,7 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     last_token_time: float | None = None
+    chunks: tuple[tuple[float, int], ...] = ()  # when tokens were delivered, and how many of them together
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -298,6 +299,7 @@ class Delta:
     finish_reason: str | None = None
     completion: Completion | None = None  # the whole choice, with its last delta
     trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order
+    decisions: list[Decision | None] = field(default_factory=list)  # per tree: the policy's, if it decided
     logprobs: list[Logprobs] | None = None  # one entry per token; None unless asked for
 
     def then(self, later: Delta) -> Delta:
@@ -311,5 +313,6 @@ class Delta:
             finish_reason=later.finish_reason,
             completion=later.completion,
             trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            decisions=(self.decisions + later.decisions)[:_TREES_KEPT],
             logprobs=scored,
         )

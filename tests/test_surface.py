@@ -10,7 +10,7 @@ import pytest
 
 import slipstream
 from slipstream import LLM, AsyncLLM, SamplingParams, errors
-from slipstream.cli import app, corpora
+from slipstream.cli import app, benches, corpora
 from slipstream.drafters import drafter_names
 from slipstream.drafters.base import Drafter, DraftOptions
 from slipstream.llm import EngineClient
@@ -95,6 +95,7 @@ def test_llm() -> None:
         "model": "smollm2-135m",
         "speculate": "auto",
         "speculative_config": None,
+        "profile": None,
         "drafters": (),
         "verifier": "match",
         "dtype": "auto",
@@ -126,6 +127,7 @@ def test_llm() -> None:
         "use": {"speculate": ...},
     }
     asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
+    asking |= {"reset_prefix_cache", "on_engine"}
     reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
     more = {"quantize", "burst", "sequences", "chat_prompts", "drafters"}
     assert public(LLM, EngineClient) == asking | reading | more
@@ -161,6 +163,7 @@ def test_drafters() -> None:
         "is_passive",
         "origins",
         "samples",
+        "host_only",
         "signal",
         "attach",
         "scratch_rows",
@@ -198,10 +201,11 @@ def test_verifiers() -> None:
 def test_command_line_verbs() -> None:
     verbs = [command.name for command in app.registered_commands]
     assert verbs == [
-        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "synth", "train", "import", "export",
-        "env",
+        "demo", "run", "chat", "serve", "batch", "check", "drafters", "tune", "simulate", "synth", "train", "import",
+        "export", "env",
     ]  # fmt: skip
-    assert [group.name for group in app.registered_groups] == ["corpus"]
+    assert [group.name for group in app.registered_groups] == ["corpus", "bench"]
+    assert [command.name for command in benches.registered_commands] == ["compare"]
     assert [command.name for command in corpora.registered_commands] == ["build"]
 
 
@@ -213,7 +217,7 @@ def test_exceptions() -> None:
         if isinstance(kind, type) and kind.__module__ == errors.__name__
     }
     model_errors = {"ModelNotFound", "CorruptFile", "HashMismatch", "UnsupportedModel", "ShapeMismatch"}
-    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "WriterFailed"}
+    others = {"ModelError", "DraftMismatch", "DraftFault", "CacheFull", "EngineClosed", "ServerFailed", "WriterFailed"}
     others |= {"EngineFailed", "QueueFull", "DeadlineExceeded"}
     assert found == {
         "SlipstreamError": ("Exception",),

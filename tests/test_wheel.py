@@ -27,8 +27,9 @@ def test_the_wheel_is_whole_and_works_elsewhere(tmp_path: Path) -> None:
     ours = {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream").rglob("*.py")}
     assert ours == {str(p.relative_to(installed)) for p in (installed / "slipstream").rglob("*.py")}
     assert (installed / "slipstream" / "py.typed").exists()
-    data = {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream" / "drafters").rglob("*.[js]*") if p.is_file()}
-    data |= {str(p.relative_to(ROOT)) for p in (ROOT / "slipstream" / "server" / "playground").iterdir()}
+    folders = [ROOT / "slipstream" / name for name in ("drafters", "bench", "server", "policy")]
+    found = (p for folder in folders for p in folder.rglob("*") if p.is_file())
+    data = {str(p.relative_to(ROOT)) for p in found if p.suffix not in (".py", ".pyc")}
     assert "slipstream/server/playground/index.html" in data and data <= {
         str(p.relative_to(installed)) for p in (installed / "slipstream").rglob("*") if p.is_file()
     }

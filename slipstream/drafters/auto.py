@@ -35,11 +35,11 @@ _HEADS = ("eagle3", "parallel", "mtp", "medusa", "kangaroo")  # the first that w
 
 @dataclass(frozen=True)
 class AutoOptions(DraftOptions):
-    """`drafters`: the drafters to pick from (default: suffix, and a head that was trained for the target). `model`: a
-    smaller model of the same vocabulary to pick from, too. `max_nodes`, `max_depth`: limits of a tree. `objective`:
-    `latency` (the mean speed of requests) or `throughput` (tokens of all). `max_tpot_ms`: no draft that would make a
-    token take longer (0: no bound). `clock`: `no` decides from saved costs and the request's own counts alone, so that
-    the same request is decided in the same way again.
+    """`drafters`: the drafters to pick from (default: suffix, grammar, prediction, and a head that was trained for the
+    target). `model`: a smaller model of the same vocabulary to pick from, too. `max_nodes`, `max_depth`: limits of a
+    tree. `objective`: `latency` (the mean speed of requests) or `throughput` (tokens of all). `max_tpot_ms`: no draft
+    that would make a token take longer (0: no bound). `clock`: `no` decides from saved costs and the request's own
+    counts alone, so that the same request is decided in the same way again.
     """
 
     depth: int = 0
@@ -134,8 +134,8 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         """As `merge` does, or as its only drafter does."""
-        if len(self.drafters) == 1:
-            return self.drafters[0].device_draft(lanes)
+        if len(self.on_device) == 1:
+            return self.on_device[0].device_draft(lanes)
         return self._device_draft(lanes, Plan(0, 0))
 
     # -- a part that fails is dropped for the request -----------------------------------------------------------------
@@ -179,8 +179,10 @@ class _Drop:
 
 
 def at_hand(target: TargetView, model: str = "") -> list[DrafterSpec]:
-    """What can draft for a target without being named: `suffix`, and the best kind of head that was trained for it."""
-    specs = [DrafterSpec("suffix")]
+    """What can draft for a target without being named: `suffix`, what a request brings (a grammar, a prediction), and
+    the best kind of head that was trained for it.
+    """
+    specs = [DrafterSpec("suffix"), DrafterSpec("grammar"), DrafterSpec("prediction")]
     if target.layered:
         found = (name for name in _HEADS if head_checkpoint.find(name, target.fingerprint) is not None)
         specs += [DrafterSpec(name) for name in [next(found, None)] if name is not None]

@@ -39,9 +39,18 @@ class GrammarDrafter(Drafter[GrammarOptions]):
     cost = "a few microseconds per node"
     needs = "requests with structured_outputs"
     options_type = GrammarOptions
+    by_request = True
 
-    def signal(self, sequence: Sequence) -> Signal | None:
-        return None if sequence.constraint is not None else Signal(matched=0, least=1)
+    def host_only(self, sequence: Sequence) -> bool:
+        return sequence.constraint is not None
+
+    def signal(self, sequence: Sequence) -> Signal:
+        """Certain tokens; 1 if there are a few answers to choose from."""
+        constraint = sequence.constraint
+        if constraint is None:
+            return Signal(matched=0, least=1)
+        few = 0 < len(self._answers(constraint, [])) <= self.options.branch
+        return Signal(len(constraint.forced([])) or int(few), least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]

@@ -102,9 +102,18 @@ class PredictionDrafter(Drafter[PredictionOptions]):
     cost = "a few dictionary look-ups"
     needs = "requests with a prediction"
     options_type = PredictionOptions
+    by_request = True
 
-    def signal(self, sequence: Sequence) -> Signal | None:
-        return None if sequence.request.prediction else Signal(matched=0, least=1)
+    def host_only(self, sequence: Sequence) -> bool:
+        return bool(sequence.request.prediction)
+
+    def signal(self, sequence: Sequence) -> Signal:
+        """Tokens that agree with the prediction up to here; 1 where its place is only guessed."""
+        if not sequence.request.prediction:
+            return Signal(matched=0, least=1)
+        state = self._state(sequence)
+        places = self._places(state, state.here, sequence.output_ids[-_LONGEST_MATCH:])
+        return Signal(max(1, state.here.run) if places else 0, least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]
@@ -145,4 +154,5 @@ class PredictionDrafter(Drafter[PredictionOptions]):
         if here.lost == 1:
             for resumed, confidence in zip((here.next + 1, here.next), _RESUMED, strict=True):
                 places.setdefault(resumed, confidence)
-        return sorted(places.items(), key=lambda item: -item[1])
+        inside = [(place, confidence) for place, confidence in places.items() if place < len(state.ids)]
+        return sorted(inside, key=lambda item: -item[1])

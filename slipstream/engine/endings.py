@@ -29,9 +29,13 @@ def emit(progress: Progress) -> None:
     finally:  # tokens emitted before an error are delivered
         count = stats.emitted - before
         progress.new_tokens += count
+    now = sequence.first_token_at
     if not first:
+        now = time.perf_counter()
         stats.decoded += count
-        stats.decode_ms = 1000 * (time.perf_counter() - sequence.first_token_at)
+        stats.decode_ms = 1000 * (now - sequence.first_token_at)
+    if count:
+        sequence.chunks.append((now, count))
 
 
 def emits_each(sequence: Sequence) -> bool:

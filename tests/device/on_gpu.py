@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.engine.burst import Burst
 from slipstream.engine.device import DeviceRunner
+from slipstream.models.decoder import Decoder
 from tests.engine.test_rounds import HEADS
 from tests.heads import random_head
 from tests.interpreted import DEVICE
@@ -81,6 +83,38 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     maker.close()
 
 
+@pytest.fixture
+def table_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the logits after a token be a row of a table, whatever the layers compute: the same bits in every pass."""
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(97, 97, generator=generator) * 2
+    run = Decoder.run_
+
+    def embed(self: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+        rows = self._embed[tokens].clone()
+        rows[..., 0] = tokens.to(rows.dtype)
+        return rows
+
+    def run_(self: Decoder, x: torch.Tensor, *rest: Any) -> dict[int, torch.Tensor]:
+        """The layers write their K/V, and leave the tokens that they got."""
+        tokens = x[:, 0].clone()
+        tapped = run(self, x, *rest)
+        x[:, 0] = tokens
+        return tapped
+
+    def head(self: Decoder, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
+        rows = tables[str(hidden.device)][hidden[:, 0].round().long()].to(hidden.dtype)
+        return rows if vocab is None else rows[:, vocab]
+
+    tables = {"cpu": table}
+    if torch.cuda.is_available():
+        tables["cuda:0"] = table.to("cuda:0")
+    monkeypatch.setattr(Decoder, "embed", embed)
+    monkeypatch.setattr(Decoder, "run_", run_)
+    monkeypatch.setattr(Decoder, "head", head)
+    monkeypatch.setattr(Decoder, "_as_programs", lambda self: None)  # in emulation: layers as they are on a GPU
+
+
 def mixed(count: int, **more: Any) -> list[SamplingParams]:
     """Greedy and sampled requests of several lengths."""
     return [SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=40 + 7 * i, **more) for i in range(count)]
@@ -91,4 +125,4 @@ def recorded(burst: Burst) -> int:
     return len(burst.graphs._graphs)
 
 
-__all__ = ["DEVICE", "DTYPES", "EMULATED", "Made", "burst_of", "made", "mixed", "recorded", "spec"]
+__all__ = ["DEVICE", "DTYPES", "EMULATED", "Made", "burst_of", "made", "mixed", "recorded", "spec", "table_of_logits"]

@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from slipstream import SamplingParams
-from slipstream.models.decoder import Decoder
 from slipstream.types import Output
 from tests.device.on_gpu import DTYPES, Made, burst_of, mixed
 from tests.engine.test_rounds import TREES, asked, story
@@ -26,38 +24,6 @@ def same_texts(ones: list[Output], others: list[Output]) -> None:
     for one, other in zip(ones, others, strict=True):
         for left, right in zip(one.outputs, other.outputs, strict=True):
             assert (left.token_ids, left.text, left.finish_reason) == (right.token_ids, right.text, right.finish_reason)
-
-
-@pytest.fixture
-def table_of_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the logits after a token be a row of a table, whatever the layers compute: the same bits in every pass."""
-    generator = torch.Generator().manual_seed(0)
-    table = torch.randn(97, 97, generator=generator) * 2
-    run = Decoder.run_
-
-    def embed(self: Decoder, tokens: torch.Tensor) -> torch.Tensor:
-        rows = self._embed[tokens].clone()
-        rows[..., 0] = tokens.to(rows.dtype)
-        return rows
-
-    def run_(self: Decoder, x: torch.Tensor, *rest: Any) -> dict[int, torch.Tensor]:
-        """The layers write their K/V, and leave the tokens that they got."""
-        tokens = x[:, 0].clone()
-        tapped = run(self, x, *rest)
-        x[:, 0] = tokens
-        return tapped
-
-    def head(self: Decoder, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
-        rows = tables[str(hidden.device)][hidden[:, 0].round().long()].to(hidden.dtype)
-        return rows if vocab is None else rows[:, vocab]
-
-    tables = {"cpu": table}
-    if torch.cuda.is_available():
-        tables["cuda:0"] = table.to("cuda:0")
-    monkeypatch.setattr(Decoder, "embed", embed)
-    monkeypatch.setattr(Decoder, "run_", run_)
-    monkeypatch.setattr(Decoder, "head", head)
-    monkeypatch.setattr(Decoder, "_as_programs", lambda self: None)  # in emulation: layers as they are on a GPU
 
 
 @pytest.mark.parametrize(("name", "options"), DRAFTERS, ids=lambda case: case if isinstance(case, str) else "")

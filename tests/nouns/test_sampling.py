@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from slipstream import noise
-from slipstream.sampling import BadWords, Sampler, TreeDistributions
+from slipstream.sampling import WEIGHT_BITS, BadWords, Sampler, TreeDistributions, token_weights
 from slipstream.tree import TokenTree
 from slipstream.types import SamplingParams
 
@@ -194,6 +194,20 @@ def test_nuclei_of_coarse_logits_break_ties_by_token_id(seed: int, size: int, to
     weights = np.exp(values)
     mass = weights[kept].sum() / weights.sum()
     assert mass >= top_p - 1e-9 and mass - math.exp(lowest) / weights.sum() < top_p + 1e-9
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.floats(0.05, 0.999), st.sampled_from([0.01, 1.0]))
+def test_the_nucleus_does_not_depend_on_the_order_of_its_sum(seed: int, top_p: float, step: float) -> None:
+    """The same logits in another order have the same nucleus; only ties go to other tokens."""
+    generator = np.random.default_rng(seed)
+    values = np.round(generator.normal(size=2_000) * 3 / step).astype(np.float32) * np.float32(step)
+    order = generator.permutation(len(values))
+    sampler = sampler_of(SamplingParams(top_p=top_p))
+    one, other = (sampler.support(torch.from_numpy(row), []).logits for row in (values, values[order]))
+    assert torch.equal(one.sort().values, other.sort().values)
+    weights = token_weights(torch.from_numpy(values), torch.from_numpy(values).max())
+    assert weights.dtype == torch.int64 and int(weights.max()) == 2**WEIGHT_BITS
 
 
 # -- choices and noise ------------------------------------------------------------------------------------------------

@@ -66,6 +66,14 @@ def _dialogue(place: str, line: str) -> Dialogue:
     except (ValueError, RecursionError) as error:
         what = error.msg if isinstance(error, json.JSONDecodeError) else error
         raise CorruptFile(f"{place} is not JSON: {what}") from None
+    return read_entry(entry, place)
+
+
+Entry = Mapping[str, Any]
+
+
+def read_entry(entry: object, place: str = "the line") -> Dialogue:
+    """The request of one object; `place`: what errors call it."""
     for name, read in _FIELDS.items():
         if isinstance(entry, Mapping) and name in entry:
             found = read(entry[name], entry)
@@ -73,9 +81,6 @@ def _dialogue(place: str, line: str) -> Dialogue:
                 raise CorruptFile(f"{place}: there is no prompt in {name!r}")
             return found
     raise CorruptFile(f"{place} has no prompt", hint=f"one of {', '.join(_FIELDS)} is needed")
-
-
-Entry = Mapping[str, Any]
 
 
 def _text(value: Any, entry: Entry) -> Dialogue | None:

@@ -1,0 +1,164 @@
+"""What passes and drafts cost on a machine: a table of measured points, and the milliseconds between them.
+
+    pass_ms: [rows, sequences, context, ms]   a pass of the target over so many rows of so many sequences
+    draft_ms: {drafter: [[nodes, sequences, ms], ...]}   a proposal for all sequences
+    other_ms: [[sequences, ms], ...]   the rest of a step: scheduling, emitting
+
+A pass costs R(rows) + a * sequences * context + b * rows * context: weights and GEMMs by rows, reading K/V, attention.
+R is known at the measured numbers of rows and linear between them; all is fitted together by least squares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slipstream.errors import CorruptFile, OptionError
+
+FORMAT, VERSION = "slipstream-costs", 1
+PLAIN = "none"
+
+Json = dict[str, Any]
+
+
+@dataclass
+class CostTable:
+    """Measured points, and the fit through them."""
+
+    pass_ms: list[tuple[int, int, int, float]]  # rows, sequences, context, milliseconds
+    draft_ms: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)  # nodes, sequences, milliseconds
+    other_ms: list[tuple[int, float]] = field(default_factory=list)  # sequences, milliseconds
+    machine: str = ""
+    command: str = ""  # that measured it
+
+    def __post_init__(self) -> None:
+        if not self.pass_ms:
+            raise CorruptFile("a table of costs has no passes")
+        self._knots = np.array(sorted({rows for rows, *_ in self.pass_ms}), float)
+        self._fit()
+
+    def _fit(self) -> None:
+        """R at each measured number of rows, and the two costs of context, none of them negative."""
+        points = np.array(self.pass_ms, float)
+        rows, sequences, context, ms = points.T
+        place = np.searchsorted(self._knots, rows)
+        basis = np.zeros((len(points), len(self._knots) + 2))
+        basis[np.arange(len(points)), place] = 1.0
+        basis[:, -2], basis[:, -1] = sequences * context, rows * context
+        kept = np.ones(basis.shape[1], bool)
+        for index in (-2, -1):  # a cost that no two contexts tell apart, or that noise makes negative, is left out
+            if len(np.unique(context)) == 1:
+                kept[index] = False
+        while True:
+            # Relative errors count: a pass of 4 ms is not to be fitted at the expense of one of 400.
+            found, *_ = np.linalg.lstsq(basis[:, kept] / ms[:, None], np.ones(len(ms)), rcond=None)
+            whole = np.zeros(basis.shape[1])
+            whole[kept] = found
+            negative = [index for index in (-2, -1) if whole[index] < 0]
+            if not negative:
+                break
+            kept[min(negative, key=lambda index: whole[index])] = False
+        self._by_rows = np.maximum.accumulate(np.maximum(whole[:-2], 0.0))
+        self._by_sequence, self._by_row = float(whole[-2]), float(whole[-1])
+
+    def a_pass(self, rows: float, sequences: int, context: float) -> float:
+        """Milliseconds of a pass."""
+        return self._r(rows) + context * (self._by_sequence * sequences + self._by_row * rows)
+
+    def _r(self, rows: float) -> float:
+        knots, values = self._knots, self._by_rows
+        if rows <= knots[-1] or len(knots) == 1:
+            return float(np.interp(rows, knots, values))
+        slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
+        return float(values[-1] + slope * (rows - knots[-1]))
+
+    def a_draft(self, drafter: str, nodes: float, sequences: int) -> float:
+        """Milliseconds of a proposal of about so many nodes for each sequence; of a drafter without points: refused."""
+        if drafter == PLAIN:
+            return 0.0
+        points = self.draft_ms.get(drafter) or self.draft_ms.get(drafter.partition(":")[0])
+        if not points:
+            known = ", ".join(self.draft_ms) or "none"
+            raise OptionError(f"the table of costs does not have {drafter}", hint=f"it has: {known}")
+        near = min(points, key=lambda p: (abs(np.log(p[1] / sequences)), abs(np.log((1 + p[0]) / (1 + nodes)))))
+        alike = sorted((n, ms) for n, s, ms in points if s == near[1])
+        ms = float(np.interp(nodes, [n for n, _ in alike], [ms for _, ms in alike]))
+        if near[1] == sequences:
+            return ms
+        # A draft of one layer over n sequences costs what the target's pass does, in proportion.
+        return ms * self._r(sequences * (1 + nodes)) / self._r(near[1] * (1 + nodes))
+
+    def other(self, sequences: int) -> float:
+        """Milliseconds of the rest of a step."""
+        if not self.other_ms:
+            return 0.0
+        known = sorted(self.other_ms)
+        return float(np.interp(sequences, [s for s, _ in known], [ms for _, ms in known]))
+
+    def covers(self, rows: float, sequences: int, context: float) -> bool:
+        """Whether a pass lies within what was measured; outside, its cost is a continuation of the fit."""
+        points = np.array(self.pass_ms, float)
+        return bool(
+            rows <= points[:, 0].max() and sequences <= points[:, 1].max() and context <= 1.5 * points[:, 2].max()
+        )
+
+    def as_dict(self) -> Json:
+        """Plain data."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "machine": self.machine,
+            "command": self.command,
+            "pass_ms": [list(point) for point in self.pass_ms],
+            "draft_ms": {name: [list(point) for point in points] for name, points in self.draft_ms.items()},
+            "other_ms": [list(point) for point in self.other_ms],
+        }
+
+
+def shipped() -> list[str]:
+    """Names of the tables that come with the package."""
+    folder = files("slipstream.bench") / "costs"
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
+
+
+def load_costs(name: str) -> CostTable:
+    """A shipped table by its name, or one from a file."""
+    if name in shipped():
+        text = (files("slipstream.bench") / "costs" / f"{name}.json").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(name).expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            known = f"a file, or one of: {', '.join(shipped())}"
+            raise OptionError(f"--costs {name!r} cannot be read: {error.strerror or error}", hint=known) from None
+    try:
+        return costs_of(json.loads(text))
+    except ValueError as error:
+        raise CorruptFile(f"--costs {name!r} is not a table of costs: {error}") from None
+
+
+def costs_of(data: Mapping[str, Any]) -> CostTable:
+    """A table from plain data."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise CorruptFile("not a table of costs", hint=f"format {FORMAT}, version {VERSION}")
+    try:
+        return CostTable(
+            pass_ms=[(int(r), int(s), int(c), float(ms)) for r, s, c, ms in data["pass_ms"]],
+            draft_ms={str(n): [_draft(point) for point in points] for n, points in data.get("draft_ms", {}).items()},
+            other_ms=[(int(s), float(ms)) for s, ms in data.get("other_ms", [])],
+            machine=str(data.get("machine", "")),
+            command=str(data.get("command", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFile(f"a table of costs has a wrong entry: {error}") from None
+
+
+def _draft(point: Sequence[float]) -> tuple[int, int, float]:
+    nodes, sequences, ms = point
+    return int(nodes), int(sequences), float(ms)

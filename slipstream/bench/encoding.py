@@ -1,0 +1,80 @@
+"""From a prompt of the bench to the token ids that a model gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from slipstream.bench.prompts import BenchPrompt, Body, workload
+from slipstream.errors import OptionError
+from slipstream.text import Tokenizer
+
+_BACKGROUND = "Some notes, in case they are of use:\n\n{notes}\n\n---\n\n"
+_FILLERS = ("summary", "qa")  # categories whose texts fill a context
+_SLACK = 24  # tokens by which a filled context may miss its length: text is cut between tokens, then encoded again
+
+
+class Encoder:
+    """Encodes prompts for one model, by its chat template if it has one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._filler: list[int] = []
+        self.tools_as_text = False  # whether a template without a place for tools was met
+
+    def encode(self, prompt: BenchPrompt, answers: Sequence[str] = (), context: int | None = None) -> list[int]:
+        """The ids of a prompt after so many answers to its turns; `context`: filled up to so many tokens."""
+        if not prompt.messages:
+            ids = self._tokenizer.encode(prompt.text)
+            if context is None or len(ids) >= context:
+                return ids
+            return self._tokenizer.encode(self._notes(context - len(ids)) + prompt.text)
+        messages = [dict(message) for message in prompt.messages]
+        for answer, turn in zip(answers, prompt.turns, strict=False):
+            messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
+        ids = self._chat(messages, prompt.tools)
+        if context is None or len(ids) + _SLACK >= context:
+            return ids
+        first = next(message for message in messages if message["role"] == "user")
+        first["content"] = self._notes(context - len(ids)) + str(first["content"])
+        return self._chat(messages, prompt.tools)
+
+    def _chat(self, messages: list[Body], tools: Sequence[Body]) -> list[int]:
+        tokenizer = self._tokenizer
+        if not tokenizer.has_chat_template:
+            return tokenizer.encode("\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in _plain(messages, tools)))
+        if not tools:
+            return tokenizer.encode_chat(messages)
+        try:
+            return tokenizer.encode_chat(messages, tools=list(tools))
+        except OptionError:  # the template has no place for tools: they are told in words, as clients do then
+            self.tools_as_text = True
+            return tokenizer.encode_chat(_plain(messages, tools))
+
+    def _notes(self, tokens: int) -> str:
+        """Text of about so many tokens, from the shipped workload."""
+        while len(self._filler) < tokens:
+            texts = [str(p.messages[0]["content"]) for p in workload() if p.category in _FILLERS]
+            self._filler += self._tokenizer.encode("\n\n".join(texts), add_special=False)
+        frame = len(self._tokenizer.encode(_BACKGROUND.format(notes=""), add_special=False))
+        return _BACKGROUND.format(notes=self._tokenizer.decode(self._filler[: max(0, tokens - frame)]))
+
+
+def _plain(messages: list[Body], tools: Sequence[Body]) -> list[Body]:
+    """The conversation with tools, calls and results written out as text."""
+    said = [
+        {"role": m["role"], "content": "\n".join(filter(None, [m["content"], *map(_call, m.get("tool_calls", ()))]))}
+        for m in messages
+    ]
+    if not tools:
+        return said
+    listed = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    told = f'You can call these functions by answering with {{"name": ..., "arguments": ...}}:\n{listed}'
+    if said[0]["role"] == "system":
+        return [{"role": "system", "content": f"{said[0]['content']}\n\n{told}"}, *said[1:]]
+    return [{"role": "system", "content": told}, *said]
+
+
+def _call(call: Body) -> str:
+    function = call.get("function", {})
+    return f'{{"name": "{function.get("name")}", "arguments": {function.get("arguments", "{}")}}}'

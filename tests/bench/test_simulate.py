@@ -1,0 +1,176 @@
+"""Traces, tables of costs, and what `simulate` makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream import LLM, SamplingParams
+from slipstream.bench.cost_table import CostTable, costs_of, load_costs, shipped
+from slipstream.bench.simulate import Scenario, best, outlook
+from slipstream.bench.traces import Step, TracedAnswer, Traces, load, save, steps_of
+from slipstream.errors import SlipstreamError
+from tests.invoking import invoke
+
+#     0 -- 1 -- 3 -- 5        accepted: 1 3
+#     |    `--- 4
+#     `--- 2
+TREE = Step(50, (0, 0, 1, 1, 3), (0.9, 0.05, 0.8, 0.1, 0.6), (1, 3), 3)
+PLAIN_STEP = Step(50, (), (), (), 1)
+
+
+def linear(per_row: float = 0.0, *, flat: float = 10.0, draft: float = 2.0, context: float = 0.0) -> CostTable:
+    """A pass costs `flat` and a little per row; a draft the same at any size."""
+    points = [
+        (rows, sequences, length, flat + per_row * rows + context * sequences * length)
+        for rows in (1, 2, 8, 64) for sequences in (1, 8) for length in (100, 1000) if rows >= sequences
+    ]  # fmt: skip
+    return CostTable(points, {"tree": [(5, 1, draft), (5, 8, draft)]}, [], "a table")
+
+
+def traces(*steps: Step, count: int = 20) -> Traces:
+    first = Step(40, (), (), (), 1)
+    drafted = TracedAnswer("tree", "a", "p", 40, (first, *steps * count))
+    length = sum(step.tokens for step in drafted.steps)
+    return Traces({}, [TracedAnswer("none", "a", "p", 40, (PLAIN_STEP,) * length), drafted])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"), [(None, (5, 3)), (9, (5, 3)), (3, (3, 3)), (2, (2, 3)), (1, (1, 2)), (0, (0, 1))]
+)
+def test_a_smaller_tree_keeps_its_most_confident_nodes(nodes: int | None, expected: tuple[int, int]) -> None:
+    assert TREE.cut(nodes) == expected
+
+
+def test_a_node_is_never_kept_without_its_parent() -> None:
+    odd = Step(0, (0, 1, 0), (0.1, 0.5, 0.3), (1, 2), 3)  # a drafter whose confidence grows along a path
+    assert odd.cut(1) == (1, 1) and odd.cut(2)[0] <= 2
+
+
+def test_steps_of_a_real_answer_add_up(tiny: str) -> None:
+    llm = LLM(tiny, speculate="suffix")
+    how = SamplingParams(temperature=0.0, max_tokens=40)
+    deltas = list(llm.stream("The quick brown fox. The quick", how, trace=True))
+    completion = deltas[-1].completion
+    assert completion is not None
+    prompt = llm.get_tokenizer().encode("The quick brown fox. The quick")
+    steps = list(steps_of(deltas, len(prompt)))
+    stats = completion.stats
+    assert len(steps) == stats.steps and sum(step.tokens for step in steps) == stats.emitted
+    assert sum(len(step.parents) for step in steps) == stats.drafted
+    assert sum(min(len(step.accepted), step.tokens) for step in steps) >= stats.accepted
+    assert [step.context for step in steps[1:]] == [s.context + s.tokens for s in steps[:-1]]
+
+
+def test_traces_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    written = traces(TREE, PLAIN_STEP)
+    save(written, path)
+    assert load(path).answers == written.answers and load(path).settings == ["none", "tree"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "has no traces of `slipstream bench --trace`"),
+        ("nonsense", "line 1 is not a trace"),
+        ('{"format": "slipstream-trace", "version": 1}\n{"steps": [[1]]}', "line 2 is not a trace"),
+        ('{"format": "slipstream-trace", "version": 1}', "has no traces"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(SlipstreamError, match=message):
+        load(path)
+
+
+def test_where_rows_are_free_the_speedup_is_that_of_the_arithmetic() -> None:
+    """Passes of 10 ms whatever their rows, drafts of 2: three tokens in 12 ms instead of 30, but for the prompt."""
+    plain, drafted = outlook(traces(TREE, count=2000), linear(), Scenario())
+    assert plain.tokens_per_second == pytest.approx(100, rel=0.01)
+    assert drafted.step_ms == pytest.approx(12.0) and drafted.tokens_per_step == pytest.approx(3.0)
+    assert drafted.speedup == pytest.approx(2.5, rel=0.01)
+
+
+def test_where_rows_are_dear_small_trees_win_and_then_none() -> None:
+    recorded = traces(TREE, PLAIN_STEP, count=200)
+
+    def winner(per_row: float, draft: float = 0.1) -> Any:
+        return best(outlook(recorded, linear(per_row, draft=draft), Scenario(), sizes=(1, 2, 4)))
+
+    assert winner(0.01).nodes in (None, 2)
+    assert winner(2.0).nodes in (1, 2)
+    assert winner(2.0, draft=50.0).setting == "none"
+
+
+def test_a_larger_batch_pays_for_its_rows() -> None:
+    recorded, table = traces(TREE, count=200), linear(0.5)
+    alone, eight = (outlook(recorded, table, Scenario(batch))[1] for batch in (1, 8))
+    assert eight.tokens_per_second > alone.tokens_per_second and eight.speedup < alone.speedup
+    assert alone.covered and eight.covered and not outlook(recorded, table, Scenario(64))[1].covered
+
+
+def test_a_longer_context_costs_what_the_table_says() -> None:
+    recorded, table = traces(TREE, count=200), linear(context=0.01)
+    assert table.a_pass(1, 1, 500) == pytest.approx(15.0, rel=1e-3)
+    short, long = (outlook(recorded, table, Scenario(1, context))[0] for context in (100, 1000))
+    assert (short.step_ms, long.step_ms) == (pytest.approx(11.0, rel=1e-3), pytest.approx(20.0, rel=1e-3))
+
+
+def test_the_fit_finds_what_made_the_points() -> None:
+    """A staircase over rows, K/V to read, attention of rows, and noise of 2%."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+
+    def true(rows: int, sequences: int, context: int) -> float:
+        return 4.0 + (rows > 16) + 0.02 * rows + 4e-4 * sequences * context + 2e-5 * rows * context
+
+    shapes = [(r, s, c) for r in (1, 4, 16, 32, 64) for s in (1, 4, 16) for c in (128, 1024, 4096) if r >= s]
+    table = CostTable([(*shape, true(*shape) * (1 + 0.02 * rng.standard_normal())) for shape in shapes])
+    for shape in ((8, 2, 600), (48, 8, 2000), (64, 16, 4096), (1, 1, 128)):
+        assert table.a_pass(*shape) == pytest.approx(true(*shape), rel=0.06), shape
+
+
+def test_the_table_of_an_h200_gives_its_own_points() -> None:
+    assert shipped() == ["h200-8b"]
+    table = load_costs("h200-8b")
+    assert "H200" in table.machine and "benchmarks.gpu" in table.command
+    for rows, sequences, context, ms in table.pass_ms:
+        assert table.a_pass(rows, sequences, context) == pytest.approx(ms, rel=0.06), (rows, sequences)
+    assert costs_of(table.as_dict()).pass_ms == table.pass_ms
+
+
+def test_an_unknown_drafter_or_a_wrong_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SlipstreamError, match="does not have nonsense"):
+        linear().a_draft("nonsense", 5, 1)
+    assert linear().a_draft("tree:nodes=4", 5, 1) == 2.0
+    for data in ({}, {"format": "slipstream-costs", "version": 1, "pass_ms": [[1]]}):
+        with pytest.raises(SlipstreamError):
+            costs_of(data)
+    with pytest.raises(SlipstreamError, match="cannot be read"):
+        load_costs(str(tmp_path / "nowhere.json"))
+
+
+def test_the_verbs_work_together(tiny: str, tmp_path: Path) -> None:
+    """A bench writes traces and costs, which are replayed for this machine and for another."""
+    file, trace = tmp_path / "mine.jsonl", tmp_path / "t.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": f"The quick {n}", "category": "c"}) for n in range(4)))
+    line = ["bench", "-m", tiny, "--prompts", str(file), "--tokens", "16", "--minutes", "0.15", "-o", str(tmp_path)]
+    done = invoke(*line, "--speculate", "suffix", "--trace", str(trace))
+    assert done.exit_code == 0, done.output
+    recorded = load(trace)
+    assert recorded.settings == ["none", "suffix"] and len(recorded.answers) == 8
+    assert len(recorded.header["costs"]["pass_ms"]) > 8 and recorded.header["costs"]["draft_ms"]["suffix"]
+    replayed = invoke("simulate", str(trace), "--batch", "1,8", "--price", "2/h")
+    assert replayed.exit_code == 0, replayed.output
+    assert "per 1M tokens" in replayed.output and "the best of all settings" in replayed.output
+    found = json.loads(invoke("simulate", str(trace), "--batch", "1,8", "--context", "300", "--json").output)
+    assert [each["batch"] for each in found["scenarios"]] == [1, 8]
+    elsewhere = invoke("simulate", str(trace), "--costs", "h200-8b")
+    assert elsewhere.exit_code == 2 and "does not have suffix" in elsewhere.stderr
+    assert invoke("simulate", str(tmp_path / "nowhere")).exit_code == 2
