@@ -75,8 +75,9 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only. Grammars, predictions, and longer lists of likeliest tokens or of bad words than rounds hold,
-        need the host.
+        """Rounds serve decoding only.
+
+        Grammars, predictions, and longer lists of likeliest tokens or of bad words than rounds hold, need the host.
         """
         sequence = work.sequence
         if sequence.first_token_at is None or len(work.pending) > 1 or (sequence.params.logprobs or 0) > TOPS:
