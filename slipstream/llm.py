@@ -30,6 +30,7 @@ from slipstream.models.formats.checkpoint import Checkpoint
 from slipstream.models.load import choose_device
 from slipstream.models.model import Model
 from slipstream.models.view import TargetView
+from slipstream.profiles import read_profile
 from slipstream.progress_bar import progress_bar
 from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
@@ -46,16 +47,16 @@ class EngineClient:
     """What `LLM` and `AsyncLLM` share: a model, drafters and a verifier behind an engine loop. Safe from any thread.
 
     `model`: a built-in name, a path, a hub id, or an open checkpoint. `speculate`: a drafter's name with options
-    ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or None for plain decoding. `drafters`: more of
-    them, which requests may name (`SamplingParams.speculate`); the first is the default if `speculate` is not given.
-    `max_model_len`: the longest sequence, prompt included (default: the model's own context; what does not fit into
-    memory is refused). `cache_tokens`: the size of the KV cache, in tokens of all requests together. `quantize`: the
-    format of the weights on a CPU: none, int8, int4 or auto (see docs/quantization.md). `exact`: bitwise the same text
-    with any drafter, on a GPU too and in 16 bits, or an error (see docs/exact.md). `tokenizer`: a directory whose
-    tokenizer replaces the model's. `revision`: of a model on the hub. `seed`: requests without a seed get one derived
-    from this and their number. `gpu_memory_utilization`: upper bound on the part of GPU memory that weights and K/V may
-    take. `others`: arguments of vLLM that change nothing here (`tensor_parallel_size=1`, ...); other values of them are
-    refused.
+    ("suffix", "ngram:max_n=5"), a mapping, vLLM's `speculative_config`, or None for plain decoding. `profile`: a file
+    of `slipstream tune`, in place of these. `drafters`: more of them, which requests may name
+    (`SamplingParams.speculate`); the first is the default if `speculate` is not given. `max_model_len`: the longest
+    sequence, prompt included (default: the model's own context; what does not fit into memory is refused).
+    `cache_tokens`: the size of the KV cache, in tokens of all requests together. `quantize`: the format of the weights
+    on a CPU: none, int8, int4 or auto (see docs/quantization.md). `exact`: bitwise the same text with any drafter, on a
+    GPU too and in 16 bits, or an error (see docs/exact.md). `tokenizer`: a directory whose tokenizer replaces the
+    model's. `revision`: of a model on the hub. `seed`: requests without a seed get one derived from this and their
+    number. `gpu_memory_utilization`: upper bound on the part of GPU memory that weights and K/V may take. `others`:
+    arguments of vLLM that change nothing here (`tensor_parallel_size=1`, ...); other values of them are refused.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class EngineClient:
         *,
         speculate: Speculate = DEFAULT,
         speculative_config: Mapping[str, object] | None = None,
+        profile: str | Path | None = None,
         drafters: Seq[Speculate] = (),
         verifier: str = "match",
         dtype: str = "auto",
@@ -86,11 +88,16 @@ class EngineClient:
             checks.number("gpu_memory_utilization", gpu_memory_utilization, 0.01, 1.0)
         if speculative_config is not None and speculate != DEFAULT:
             raise OptionError("give either speculate or speculative_config, not both")
+        found = None if profile is None else read_profile(profile)
+        if found is not None:
+            if speculative_config is not None or speculate != DEFAULT:
+                raise OptionError("give either a profile or a drafter, not both")
+            speculate = found.speculate
         beside = tuple(map(parse_speculate, checks.listed("drafters", drafters, "drafters")))  # type: ignore[arg-type]
         chosen = parse_speculate(speculate if speculative_config is None else speculative_config)
         config = EngineConfig(
             model=inputs.at_revision(model, revision),
-            default=beside[0] if beside and speculative_config is None and speculate == DEFAULT else chosen,
+            default=beside[0] if beside and not (speculative_config or found) and speculate == DEFAULT else chosen,
             drafters=beside,
             verifier=verifier,
             dtype=dtype,
@@ -108,6 +115,8 @@ class EngineClient:
         self._close = weakref.finalize(self, self._loop.close)
         try:
             self._core = self._loop.load(config)
+            if found is not None:
+                found.require_model(self._core.model.fingerprint, self._core.model.name)
         except BaseException:
             self._close()
             raise

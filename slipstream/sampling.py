@@ -249,8 +249,7 @@ class Sampler:
     def choose(self, row: torch.Tensor, path: Sequence[int]) -> int:
         """The target's choice after `path`: the same for every caller, at any time."""
         if self.constraint is not None:
-            # Where nothing is cut, the best of all tokens, if it is allowed, is the best of the allowed ones.
-            if not self.params.cuts and self.constraint.allows(path, best := self.free.choose(row, path)):
+            if not self.params.cuts and self.stands(path, best := self.free.choose(row, path)):
                 return best
             row = self.masked(row, path)
         if self.params.greedy:
@@ -262,6 +261,12 @@ class Sampler:
             return support.token(0)
         index = drawn(support.logits, 1.0, self.noise_key(path), support.ids)
         return support.token(largest(self.perturbed(support, path)) if index is None else index)
+
+    def stands(self, path: Sequence[int], token: int) -> bool:
+        """Whether what was chosen without the grammar is the choice: the best of all tokens, if it is allowed, is the
+        best of the allowed ones. Where top-k, top-p or min-p cut, this does not follow: the mask comes first.
+        """
+        return self.constraint is None or (not self.params.cuts and self.constraint.allows(path, token))
 
     def perturbed(self, support: Support, path: Sequence[int]) -> torch.Tensor:
         """Scaled logits plus the noise of this position: the largest is the choice. Drafters use the same noise."""
@@ -290,11 +295,6 @@ class Sampler:
         """Tokens of the prompt."""
         return len(self._prompt)
 
-    @cached_property
-    def simple(self) -> bool:
-        """Whether a choice needs only the logits, the temperature and the noise."""
-        return not (self.params.adjusts or self.params.cuts)
-
     @property
     def position(self) -> int:
         """Absolute position of the token after the root."""
@@ -321,8 +321,8 @@ class TreeDistributions:
 
     def choose(self, node: int) -> int:
         """The target's choice after `node`."""
-        path, constraint = self._tree.path_tokens(node), self._sampler.constraint
-        if self._chosen is not None and (constraint is None or constraint.allows(path, self._chosen[node])):
+        path = self._tree.path_tokens(node)
+        if self._chosen is not None and self._sampler.stands(path, self._chosen[node]):
             return self._chosen[node]
         return self._sampler.choose(self._rows[node], path)
 

@@ -277,12 +277,6 @@ class TokenTree:
             tree.add(places[parent], token, origin=origin, confidence=joint)
         return tree
 
-    def keeping(self, nodes: Iterable[int]) -> TokenTree:
-        """A new tree: these chosen nodes, in ascending order with the root; one whose parent is missing is left out."""
-        if self.sampled:
-            raise DraftFault("sampled nodes may not be left out by their tokens")
-        return self.kept(nodes)
-
     def copy(self) -> TokenTree:
         """Another tree of the same nodes, without `prepared`."""
         return self.kept(range(len(self)))

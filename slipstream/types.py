@@ -299,6 +299,7 @@ class Delta:
     finish_reason: str | None = None
     completion: Completion | None = None  # the whole choice, with its last delta
     trees: list[TokenTree] = field(default_factory=list)  # of a traced request: the trees of its steps, in order
+    decisions: list[Decision | None] = field(default_factory=list)  # per tree: the policy's, if it decided
     logprobs: list[Logprobs] | None = None  # one entry per token; None unless asked for
 
     def then(self, later: Delta) -> Delta:
@@ -312,5 +313,6 @@ class Delta:
             finish_reason=later.finish_reason,
             completion=later.completion,
             trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            decisions=(self.decisions + later.decisions)[:_TREES_KEPT],
             logprobs=scored,
         )

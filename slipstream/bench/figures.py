@@ -99,10 +99,14 @@ class ConditionTable:
 
     def speedup(self, setting: str, keys: Sequence[Key], *, decode: bool = False) -> Interval:
         """The speed-up over plain decoding; `decode`: without the first token's time."""
+        return self.ratio(setting, PLAIN, keys, decode=decode)
+
+    def ratio(self, setting: str, other: str, keys: Sequence[Key], *, decode: bool = False) -> Interval:
+        """The speed-up of a setting over another."""
         tokens, ms = (_decoded, _decode_ms) if decode else (_tokens, _e2e_ms)
         mine = (self._column(setting, keys, tokens), self._column(setting, keys, ms))
-        plain = (self._column(PLAIN, keys, tokens), self._column(PLAIN, keys, ms))
-        return self.bootstrap(keys).ratio_of_ratios(mine, plain)
+        theirs = (self._column(other, keys, tokens), self._column(other, keys, ms))
+        return self.bootstrap(keys).ratio_of_ratios(mine, theirs)
 
     def tokens_per_second(self, setting: str, keys: Sequence[Key]) -> Interval:
         """Tokens per second of all requests together: at batch 1 over the time from arrival to last token."""

@@ -22,10 +22,11 @@ Statistic = Callable[[Column], Column]  # of weights [draws, prompts]: a value f
 
 DRAWS = 1000
 _LEVEL = 0.975
+_LEAST_FREEDOM = 2  # two prompts, one degree of freedom: the interval would span a factor of a hundred
 
 
 class Interval(NamedTuple):
-    """A ratio and its 95% interval; the bounds are None if a single prompt tells nothing of its spread."""
+    """A ratio and its 95% interval; the bounds are None if one or two prompts tell next to nothing of their spread."""
 
     value: float
     low: float | None = None
@@ -87,7 +88,7 @@ class Bootstrap:
         drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
         if not math.isfinite(value) or value <= 0:
             return Interval(value if math.isfinite(value) else 0.0)
-        if self.freedom == 0 or len(drawn) < DRAWS // 2:
+        if self.freedom < _LEAST_FREEDOM or len(drawn) < DRAWS // 2:
             return Interval(value)
         error = float(np.log(drawn).std(ddof=1)) * student(self.freedom)
         return Interval(value, value * math.exp(-error), value * math.exp(error))

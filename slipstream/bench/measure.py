@@ -55,10 +55,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.encoder = Encoder(self.llm.get_tokenizer())
-        for prompt in self.prompts:
-            if prompt.servers_only:
-                name = min(prompt.servers_only)
-                raise PromptError(f"{prompt.name}: {name} needs a server", hint="measure one with --url")
+        self._sampling = [prompt.engine_sampling() for prompt in self.prompts]
 
     @cached_property
     def fitting(self) -> list[int]:
@@ -80,7 +77,7 @@ class Run:
         return len(said) + (1 + len(prompt.turns)) * (self._params(index, condition, PLAIN).max_tokens or 0)
 
     def _params(self, index: int, condition: Condition, setting: str) -> SamplingParams:
-        asked = {"temperature": 0.0, "max_tokens": self.tokens, "seed": index, **self.prompts[index].sampling}
+        asked = {"temperature": 0.0, "max_tokens": self.tokens, "seed": index, **self._sampling[index]}
         if condition.temperature is not None:
             asked["temperature"] = condition.temperature
         return SamplingParams(**asked, speculate=setting)
@@ -120,16 +117,19 @@ class Run:
             requests = [
                 (self._encoded(index, number, condition), self._params(index, condition, setting)) for index in asking
             ]
-            choices = self._traced(requests[0], asking[0], name) if self._traces(turn) else self._answered(requests)
+            if self._traces(turn):
+                choices = self._traced(requests[0], asking[0], name)
+            else:
+                choices = self._answered(requests, condition.batch)
             wall = _wall_ms(choices)
             for index, (prompt_ids, _), choice in zip(asking, requests, choices, strict=True):
                 self._history.setdefault((index, number), choice.text)
                 found.append(_answer(choice, len(prompt_ids), turn, name, index, number, wall))
         return found
 
-    def _answered(self, requests: Sequence[Request]) -> list[Completion]:
-        """The answers to requests that are sent together."""
-        outputs = dict(self.llm.answers(requests, len(requests), text=True))
+    def _answered(self, requests: Sequence[Request], at_once: int) -> list[Completion]:
+        """The answers to requests, so many of which run at once."""
+        outputs = dict(self.llm.answers(requests, at_once, text=True))
         return [outputs[place].outputs[0] for place in range(len(requests))]
 
     def _traces(self, turn: Turn) -> bool:

@@ -31,8 +31,14 @@ Body = dict[str, Any]
 
 _REMARKS = {"category", "id", "custom_id", "method", "url", "body"}
 _IDLE = {"model", "stream", "stream_options", "user", "metadata", "store", "service_tier"}  # change no answer
-_SERVERS_ONLY = {"response_format", "tool_choice", "parallel_tool_calls"}  # the engine alone cannot honour them
-_SAMPLING = {field.name for field in fields(SamplingParams)} - {"n", "logprobs", "prompt_logprobs", "speculate"}
+_WIRE = {"response_format", "prediction", "tool_choice", "parallel_tool_calls"}  # servers spell these in their own way
+_SAMPLING = {field.name for field in fields(SamplingParams)} - {
+    "n",
+    "logprobs",
+    "prompt_logprobs",
+    "speculate",
+    "prediction",
+}
 _NAMES = ("custom_id", "id", "task_id", "question_id")
 
 
@@ -47,13 +53,34 @@ class BenchPrompt:
     turns: tuple[str, ...] = ()  # what the user says after each answer
     tools: tuple[Body, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of `SamplingParams` that the line sets
-    servers_only: Mapping[str, Any] = field(default_factory=dict)  # fields that only a server can honour
+    wire: Mapping[str, Any] = field(default_factory=dict)  # fields that the engine has by other names, or not at all
 
     def body(self) -> Body:
         """The request body that asks for the first answer."""
         asked: Body = {"messages": list(self.messages)} if self.messages else {"prompt": self.text}
         tools = {"tools": list(self.tools)} if self.tools else {}
-        return {**asked, **tools, **self.sampling, **self.servers_only}
+        return {**asked, **tools, **self.sampling, **self.wire}
+
+    def engine_sampling(self) -> Body:
+        """Fields of `SamplingParams` for a model of this process; what it cannot honour is refused."""
+        found = dict(self.sampling)
+        wanted, guess = self.wire.get("response_format"), self.wire.get("prediction")
+        if isinstance(wanted, Mapping) and wanted.get("type") == "json_object":
+            found["structured_outputs"] = {"json_object": True}
+        elif isinstance(wanted, Mapping) and wanted.get("type") == "json_schema":
+            found["structured_outputs"] = {"json": wanted.get("json_schema", {}).get("schema", {})}
+        elif wanted is not None and wanted != {"type": "text"}:
+            raise PromptError(f"{self.name}: response_format={wanted!r} is not known")
+        if guess is not None:
+            found["prediction"] = guess["content"] if isinstance(guess, Mapping) and "content" in guess else guess
+        for name in ("tool_choice", "parallel_tool_calls"):
+            if self.wire.get(name) not in (None, "auto", True):
+                raise PromptError(f"{self.name}: {name} needs a server", hint="measure one with --url")
+        try:
+            SamplingParams(**found)
+        except OptionError as error:
+            raise PromptError(f"{self.name}: {error.message}", hint=error.hint) from None
+        return found
 
 
 def categories(prompts: list[BenchPrompt]) -> list[str]:
@@ -133,21 +160,21 @@ def _request(body: Mapping[str, Any], name: str, category: str) -> BenchPrompt:
         raise PromptError("logprobs are not measured", hint="leave them out")
     if "max_completion_tokens" in rest:
         rest["max_tokens"] = rest.pop("max_completion_tokens")
-    servers_only = {key: rest.pop(key) for key in _SERVERS_ONLY & rest.keys()}
+    wire = {key: rest.pop(key) for key in sorted(_WIRE & rest.keys())}
     conversation = () if messages is None else tuple(check_messages(messages))
     if conversation and conversation[-1]["role"] == "assistant":
         raise PromptError("the last message is the assistant's, so there is nothing to answer")
     if not conversation and not text:
         raise PromptError("the prompt is empty")
     sampling = _sampling(rest)
-    return BenchPrompt(name, category, conversation, text, (), tuple(tools), sampling, servers_only)
+    return BenchPrompt(name, category, conversation, text, (), tuple(tools), sampling, wire)
 
 
 def _sampling(given: Body) -> Body:
     """Sampling parameters that the engine knows, with values that it accepts."""
     for key in given:
         if key not in _SAMPLING:
-            raise PromptError(f"unknown field {key!r}", hint=f"valid: {', '.join(sorted(_SAMPLING | _SERVERS_ONLY))}")
+            raise PromptError(f"unknown field {key!r}", hint=f"valid: {', '.join(sorted(_SAMPLING | _WIRE))}")
     try:
         SamplingParams(**given)
     except OptionError:

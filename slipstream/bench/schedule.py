@@ -26,6 +26,11 @@ class Condition:
     temperature: float | None = None  # None: what the prompt's line says, or 0
     nodes: int | None = None  # tree size of every drafter; None: as the settings say
 
+    @property
+    def group(self) -> int:
+        """Prompts that are answered together: twice as many as run at once, so that the end counts less."""
+        return self.batch if self.batch == 1 else 2 * self.batch
+
     def setting(self, name: str) -> str:
         """A setting under this condition: with the tree size of a sweep."""
         if self.nodes is None or name == PLAIN:
@@ -116,16 +121,16 @@ class Schedule:
         self._deadline = deadline
         self._repeats = repeats
         self._asked = [0] * len(self._conditions)  # prompts
-        self._turns = [self._groups(order, condition.batch) for condition in self._conditions]
+        self._turns = [self._groups(order, condition.group) for condition in self._conditions]
         self._next = [0] * len(self._conditions)
         self._costs: list[list[float]] = [[] for _ in self._conditions]
         self.tight = [False] * len(self._conditions)
 
     @staticmethod
-    def _groups(order: Sequence[int], batch: int) -> list[tuple[int, ...]]:
-        """Groups of `batch` prompts; the last is filled up from the beginning, so that all have the same load."""
-        whole = list(order) * (2 + batch // max(1, len(order)))
-        return [tuple(whole[start : start + batch]) for start in range(0, len(order), batch)]
+    def _groups(order: Sequence[int], size: int) -> list[tuple[int, ...]]:
+        """Groups of `size` prompts; the last is filled up from the beginning, so that all have the same load."""
+        whole = list(order) * (2 + size // max(1, len(order)))
+        return [tuple(whole[start : start + size]) for start in range(0, len(order), size)]
 
     def __iter__(self) -> Iterator[Turn]:
         while True:

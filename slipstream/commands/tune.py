@@ -1,158 +1,76 @@
-"""`slipstream tune`: finds the best settings of a method for one model, shows and saves them."""
+"""`slipstream tune`: finds what drafts best for a model on given prompts, and writes it as a profile."""
 
 from __future__ import annotations
 
-import importlib
-import math
-import os
-import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import time
+from typing import Annotated
 
 from slipstream import checks
+from slipstream.commands.bench_options import BenchModel, numbers, writable
 from slipstream.commands.demo import executable
-from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.commands.shared.opening import open_llm
 from slipstream.commands.shared.options import Described, EngineSetup
-from slipstream.commands.shared.terminal import ProgressBar, note, passing, print_json, say, show_table
-from slipstream.errors import OptionError, unknown_choice
+from slipstream.commands.shared.terminal import print_json, say, show_table
+from slipstream.errors import OptionError
 from slipstream.folders import expanded
-from slipstream.models.formats.builtin import DEFAULT_MODEL
 
-if TYPE_CHECKING:
-    from slipstream.bench.tune.prompts import Conversation
-    from slipstream.llm import LLM
-
-# method -> its search. Named by strings: torch is imported after the options are checked.
-_SEARCHES = {"layer_skip": "slipstream.bench.tune.layer_skip"}
+_BUDGET_S = 120.0
+_PROFILE = "profile.toml"
 
 
 def tune(
-    method: Annotated[str, Described("what to tune: layer_skip", metavar="METHOD")],
-    model: Annotated[
-        str, Described("built-in name, directory, .gguf file or hub id", ("--model", "-m"), "MODEL")
-    ] = DEFAULT_MODEL,
-    prompts: Annotated[
-        str | None,
-        Described(
-            ".txt with one prompt per line, or .jsonl with prompt, question, turns or messages (default: the demo's)",
-            metavar="FILE",
-        ),
+    setup: BenchModel | None = None,
+    method: Annotated[
+        str | None, Described("search the settings of one method instead: layer_skip", metavar="METHOD")
     ] = None,
-    budget: Annotated[float, Described("time limit in seconds", metavar="SECONDS")] = 120.0,
-    output: Annotated[str | None, Described("write the finding to this file too", ("--output", "-o"), "FILE")] = None,
-    dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto",
-    device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto",
-    quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto",
-    exact: Annotated[
-        bool, Described("on a GPU: batch-invariant kernels, the same bits with any drafter; slower")
-    ] = False,
-    threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None,
+    prompts: Annotated[
+        str | None, Described(".jsonl or .txt with your own prompts (default: the workload of bench)", metavar="FILE")
+    ] = None,
+    concurrency: Annotated[str, Described("requests at once, as in 1,8,32", metavar="LIST")] = "1",
+    minutes: Annotated[float, Described("time limit in minutes, loading included")] = 10.0,
+    tokens: Annotated[int, Described("longest answer, unless a prompt's line says otherwise")] = 128,
+    draft_model: Annotated[str | None, Described("a smaller model to try as well", metavar="MODEL")] = None,
+    budget: Annotated[
+        float | None, Described("time limit in seconds, with --method (default: 120)", metavar="SECONDS")
+    ] = None,
+    output: Annotated[
+        str | None,
+        Described(f"the profile (default: {_PROFILE}); with --method, its finding", ("--output", "-o"), "FILE"),
+    ] = None,
     as_json: Annotated[bool, Described("print the finding as JSON", ("--json",))] = False,
 ) -> None:
-    """Find the settings of a drafter that pay best for a model, and save them."""
-    if method not in _SEARCHES:
-        raise unknown_choice("method to tune", method, list(_SEARCHES))
-    checks.require(math.isfinite(budget) and budget > 0, "budget", budget, "seconds, above 0")
-    extra = _require_writable(expanded(output)) if output is not None else None
-    conversations = _conversations(prompts)
-    setup = EngineSetup(
-        model=model,
-        speculate="none",
-        dtype=dtype,
-        device=device,
-        quantize=quantize,
-        exact=exact,
-        threads=threads,
-    )
-    llm = open_llm(setup)
-    finding = _search(method, llm, conversations, budget)
-    finding["prompts"] = {"source": prompts or "built in", **finding["prompts"]}
-    saved = _save(finding, extra)
+    """Find what drafts best for a model on your prompts, and write a profile for `run`, `chat` and `serve`."""
+    began, setup = time.monotonic(), setup or BenchModel()
+    if method is not None:
+        from slipstream.commands.tune_layers import tune_method
+
+        engine = EngineSetup(
+            model=setup.model,
+            speculate="none",
+            dtype=setup.dtype,
+            device=setup.device,
+            quantize=setup.quantize,
+            exact=setup.exact,
+            threads=setup.threads,
+        )
+        tune_method(method, engine, prompts, _BUDGET_S if budget is None else budget, output, as_json)
+        return
+    if budget is not None:
+        raise OptionError("--budget belongs to --method", hint="use --minutes")
+    batches = numbers("concurrency", concurrency, int, 1)
+    deadline = began + 60 * checks.number("minutes", minutes, 0.01, 100_000)
+    place = writable(_PROFILE if output is None else output)
+    from slipstream.bench.prompts import read_file, workload
+    from slipstream.commands.tune_settings import tune_settings
+
+    asked = workload() if prompts is None else read_file(expanded(prompts))
+    found = tune_settings(setup, asked, batches, deadline, checks.integer("tokens", tokens, 1), draft_model, place)
     if as_json:
-        print_json({**finding, "saved": [str(path) for path in saved]}, indent=2)
-    else:
-        _print(finding, saved, model)
-
-
-def _require_writable(path: Path) -> Path:
-    """Refuse an unwritable path before the search."""
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise OptionError(f"{str(path)!r} cannot be written", hint="name a file in a directory that exists")
-    return path
-
-
-def _conversations(prompts: str | None) -> list[Conversation]:
-    from slipstream.bench.tune.prompts import question, read_prompts
-
-    if prompts is None:
-        return [question(prompt.text) for prompt in PROMPTS]
-    return read_prompts(expanded(prompts))
-
-
-def _search(method: str, llm: LLM, conversations: list[Conversation], budget: float) -> dict[str, Any]:
-    from slipstream.bench.tune.progress import TuneProgress
-    from slipstream.bench.tune.prompts import encode
-
-    if llm.tokenizer is None:
-        raise OptionError(f"{llm.model.name} has no tokenizer, so it cannot read prompts")
-    encoded = [encode(llm.tokenizer, conversation) for conversation in conversations]
-    with ProgressBar() as bar:
-        progress = TuneProgress(_tell, lambda seconds: bar(int(min(seconds, budget)), math.ceil(budget)))
-        finding: dict[str, Any] = importlib.import_module(_SEARCHES[method]).tune(llm, encoded, budget, progress)
-    return finding
-
-
-def _tell(line: str) -> None:
-    with passing(""):  # clears the bar
-        note(line)
-
-
-def _save(finding: dict[str, Any], extra: Path | None) -> list[Path]:
-    from slipstream.drafters import tuned
-
-    places = [tuned.path(finding["method"], finding["fingerprint"]), *([extra] if extra is not None else [])]
-    for place in places:
-        try:
-            tuned.save(place, finding)
-        except OSError as error:
-            raise OptionError(f"cannot write {str(place)!r}: {error.strerror or error}") from None
-    return places
-
-
-def _print(finding: dict[str, Any], saved: list[Path], model: str) -> None:
-    rows = [
-        [
-            f"{point['layers_run']}{' *' if point['skip'] == finding['skip'] else '  '}",
-            f"{100 * point['agreement']:.1f}%",
-            f"{point['estimated_speedup']:.2f}x",
-            str(point["depth"]),
-            point["skip"],
-        ]
-        for point in finding["frontier"]
-    ]
-    show_table(["layers run  ", "agreement", "estimated speed-up", "depth", "skip"], rows, right=[0, 1, 2, 3])
-    say("\n" + _measured_line(finding))
-    if finding["measured"]["disturbed"]:
-        say("The figures are impossible: other programs disturbed the measurement. Tune again when idle.", "bad")
-    elif finding["measured"]["speedup"] < 1:
-        say(f"Plain decoding is faster: {finding['method']} does not pay on this model.", "bad")
-    for place in saved:
-        say(f"saved: {place}")
-    choice = "" if model == DEFAULT_MODEL else f" -m {shlex.quote(model)}"
-    drafter = f"{finding['method']}:depth={finding['depth']},nodes={finding['depth']}"
-    say("use it:")
-    say(f"  {executable()} run{choice} --speculate {drafter} 'Why is the sky blue?'", "bold")
-
-
-def _measured_line(finding: dict[str, Any]) -> str:
-    measured, held_out = finding["measured"], finding["prompts"]["held_out"]
-    plural = "s" if held_out > 1 else ""
-    where = f"{held_out} prompt{plural} that the search did not see" if held_out else "the prompt of the search itself"
-    return (
-        f"Measured on {where}: {measured['speedup']:.2f}x plain decoding "
-        f"({measured['tokens_per_second']:.1f} against {measured['plain_tokens_per_second']:.1f} tok/s), "
-        f"{measured['tokens_per_step']:.2f} tokens per step, "
-        f"texts {'identical' if measured['identical'] else 'NOT identical'}."
-    )
+        print_json(found, indent=1)
+        return
+    tried = sorted(found["tried"].items(), key=lambda pair: -pair[1])
+    show_table(["tried", "speed-up"], [[name, f"{speed:.2f}x"] for name, speed in tried], right=[1])
+    say("")
+    for line in found["advice"]:
+        say(line)
+    say(f"\nrecommended: {found['speculate']}", "bold")
+    say(f"  {executable()} run --profile {place} 'Why is the sky blue?'", "bold")

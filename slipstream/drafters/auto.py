@@ -30,17 +30,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("slipstream")
 
 _OBJECTIVES = ("latency", "throughput")
-_UNTRAINED = ("suffix", "prediction", "grammar")
 _HEADS = ("eagle3", "parallel", "mtp", "medusa", "kangaroo")  # the first that was trained for the target is used
 
 
 @dataclass(frozen=True)
 class AutoOptions(DraftOptions):
-    """`drafters`: the drafters to pick from (default: suffix, what requests bring, and a head that was trained for the
-    target). `model`: a smaller model of the same vocabulary to pick from, too. `max_nodes`, `max_depth`: limits of a tree. `objective`:
-    `latency` (the mean speed of requests) or `throughput` (tokens of all). `max_tpot_ms`: no draft that would make a
-    token take longer (0: no bound). `clock`: `no` decides from saved costs and the request's own counts alone, so that
-    the same request is decided in the same way again.
+    """`drafters`: the drafters to pick from (default: suffix, grammar, prediction, and a head that was trained for the
+    target). `model`: a smaller model of the same vocabulary to pick from, too. `max_nodes`, `max_depth`: limits of a
+    tree. `objective`: `latency` (the mean speed of requests) or `throughput` (tokens of all). `max_tpot_ms`: no draft
+    that would make a token take longer (0: no bound). `clock`: `no` decides from saved costs and the request's own
+    counts alone, so that the same request is decided in the same way again.
     """
 
     depth: int = 0
@@ -135,9 +134,8 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         """As `merge` does, or as its only drafter does."""
-        always = [drafter for drafter in self.drafters if not drafter.on_request]
-        if len(always) == 1:
-            return always[0].device_draft(lanes)
+        if len(self.on_device) == 1:
+            return self.on_device[0].device_draft(lanes)
         return self._device_draft(lanes, Plan(0, 0))
 
     # -- a part that fails is dropped for the request -----------------------------------------------------------------
@@ -181,8 +179,10 @@ class _Drop:
 
 
 def at_hand(target: TargetView, model: str = "") -> list[DrafterSpec]:
-    """What can draft for a target without being named: what needs no training, and the best kind of head."""
-    specs = [DrafterSpec(name) for name in _UNTRAINED]
+    """What can draft for a target without being named: `suffix`, what a request brings (a grammar, a prediction), and
+    the best kind of head that was trained for it.
+    """
+    specs = [DrafterSpec("suffix"), DrafterSpec("grammar"), DrafterSpec("prediction")]
     if target.layered:
         found = (name for name in _HEADS if head_checkpoint.find(name, target.fingerprint) is not None)
         specs += [DrafterSpec(name) for name in [next(found, None)] if name is not None]

@@ -83,7 +83,6 @@ class Drafter(ABC, Generic[Options]):
     helps: ClassVar[str]  # when it helps, and when it does not
     cost: ClassVar[str]  # what a draft costs
     needs: ClassVar[str] = "nothing"  # what the user must provide
-    on_request: ClassVar[bool] = False  # whether it drafts only for requests that bring something to draft from
     translates: ClassVar[bool] = False  # whether its model's vocabulary is not the target's
     options_type: type[Options]
     taps: tuple[int, ...] = ()  # layers whose hidden states `observe` wants
@@ -93,6 +92,7 @@ class Drafter(ABC, Generic[Options]):
     parts: Mapping[str, Drafter[Any]] = {}  # by label, if the policy plans each of its drafters apart
     limits: Limits = Limits()  # of such a drafter
     exclusive: bool = False  # whether only one of the parts may draft in a step
+    by_request: ClassVar[bool] = False  # whether it drafts only for requests that bring something of their own
     separate_bytes: int = 0  # size of stores it made outside the cache it is attached to
 
     def __init__(self, options: Options, target: TargetView) -> None:
@@ -137,6 +137,10 @@ class Drafter(ABC, Generic[Options]):
     @property
     def samples(self) -> bool:
         """Whether its nodes may be sampled from a q; such trees cannot be merged."""
+        return False
+
+    def host_only(self, sequence: Sequence) -> bool:
+        """Whether it drafts for this sequence from something that device rounds do not read."""
         return False
 
     def signal(self, sequence: Sequence) -> Signal | None:

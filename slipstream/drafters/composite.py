@@ -47,14 +47,22 @@ class CompositeDrafter(Drafter[Options], Generic[Options]):
             drafter.attach(cache)
         self.stores_needed = tuple(store for drafter in self.drafters for store in drafter.stores_needed)
 
+    @property
+    def on_device(self) -> list[AnyDrafter]:
+        """The drafters of sequences that bring nothing of their own: the others are not in rounds (`host_only`)."""
+        return [drafter for drafter in self.drafters if not drafter.by_request]
+
+    def host_only(self, sequence: Sequence) -> bool:
+        return any(drafter.host_only(sequence) for drafter in self.drafters)
+
     def _device_draft(self, lanes: int, limits: Plan) -> DeviceDraft | None:
         """`suffix` with one drafter that grows trees on the device. Anything else runs on the host, as do requests
         that bring something to draft from.
 
         `limits`: depth and nodes at most, where they are not 0.
         """
-        own = [drafter for drafter in self.drafters if isinstance(drafter, SuffixDrafter)]
-        others = [drafter for drafter in self.drafters if drafter not in own and not drafter.on_request]
+        own = [drafter for drafter in self.on_device if isinstance(drafter, SuffixDrafter)]
+        others = [drafter for drafter in self.on_device if drafter not in own]
         if len(own) != 1 or len(others) != 1 or not own[0].fits_a_device:
             return None
         trees = others[0].device_draft(lanes)

@@ -19,7 +19,6 @@ from slipstream.tree import TokenTree
 from slipstream.types import Plan
 
 _FEW = 64  # allowed tokens; with more of them the model is free
-_TRUSTED = 3  # tokens of a match in the text that a grammar is worth
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,19 @@ class GrammarDrafter(Drafter[GrammarOptions]):
     helps = "JSON by a schema: names, punctuation, enumerations; without structured_outputs it drafts nothing"
     cost = "a few microseconds per node"
     needs = "requests with structured_outputs"
-    on_request = True
     options_type = GrammarOptions
+    by_request = True
+
+    def host_only(self, sequence: Sequence) -> bool:
+        return sequence.constraint is not None
 
     def signal(self, sequence: Sequence) -> Signal:
-        return Signal(matched=_TRUSTED if sequence.constraint is not None else 0, least=1)
+        """Certain tokens; 1 if there are a few answers to choose from."""
+        constraint = sequence.constraint
+        if constraint is None:
+            return Signal(matched=0, least=1)
+        few = 0 < len(self._answers(constraint, [])) <= self.options.branch
+        return Signal(len(constraint.forced([])) or int(few), least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]

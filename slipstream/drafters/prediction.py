@@ -20,7 +20,6 @@ _LONGEST_MATCH = 16  # tokens: longer matches are all the same
 _SURE = 4  # tokens that agree leave no doubt
 _MOST_PLACES = 256  # occurrences of a token that are looked at
 _KEPT = 0.97  # probability that the next token follows the prediction too, well inside an unchanged part
-_TRUSTED = 4  # tokens of a match in the text that a run of one predicted token is worth
 _RESUMED = (0.6, 0.45)  # confidence after one token that differs: it replaced the predicted one, it was inserted
 
 
@@ -102,14 +101,19 @@ class PredictionDrafter(Drafter[PredictionOptions]):
     helps = "rewriting a file or a document with few changes; without a prediction it drafts nothing"
     cost = "a few dictionary look-ups"
     needs = "requests with a prediction"
-    on_request = True
     options_type = PredictionOptions
+    by_request = True
+
+    def host_only(self, sequence: Sequence) -> bool:
+        return bool(sequence.request.prediction)
 
     def signal(self, sequence: Sequence) -> Signal:
+        """Tokens that agree with the prediction up to here; 1 where its place is only guessed."""
         if not sequence.request.prediction:
             return Signal(matched=0, least=1)
-        run = self._state(sequence).here.run
-        return Signal(matched=_TRUSTED + run if run else 1, least=1)
+        state = self._state(sequence)
+        places = self._places(state, state.here, sequence.output_ids[-_LONGEST_MATCH:])
+        return Signal(max(1, state.here.run) if places else 0, least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]
@@ -150,4 +154,5 @@ class PredictionDrafter(Drafter[PredictionOptions]):
         if here.lost == 1:
             for resumed, confidence in zip((here.next + 1, here.next), _RESUMED, strict=True):
                 places.setdefault(resumed, confidence)
-        return sorted(places.items(), key=lambda item: -item[1])
+        inside = [(place, confidence) for place, confidence in places.items() if place < len(state.ids)]
+        return sorted(inside, key=lambda item: -item[1])

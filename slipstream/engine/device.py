@@ -75,14 +75,11 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only.
-
-        Grammars, predictions, and longer lists of likeliest tokens or of bad words than rounds hold, need the host.
-        """
+        """Rounds serve decoding only. What they do not read needs the host: grammars, a prediction, long lists."""
         sequence = work.sequence
         if sequence.first_token_at is None or len(work.pending) > 1 or (sequence.params.logprobs or 0) > TOPS:
             return False
-        if sequence.constraint is not None or sequence.request.prediction:
+        if sequence.constraint is not None or self._state.drafters.of(sequence).host_only(sequence):
             return False
         if not sequence.params.adjusts:
             return True

@@ -73,11 +73,10 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         for name in dict.fromkeys(request.sequence.drafter for request in asking):
             mine = [request for request in asking if request.sequence.drafter == name]
             for request, tree in zip(mine, self._offers(name, mine), strict=True):
-                if tree is None:
-                    continue
-                checked = self.guarded(request.sequence, lambda w=request, t=tree: self._checked(w, t))  # type: ignore[misc]
-                if checked is not None:
-                    trees[request.sequence] = checked
+                if tree is not None:
+                    checked = self.guarded(request.sequence, lambda w=request, t=tree: self._checked(w, t))  # type: ignore[misc]
+                    if checked is not None:
+                        trees[request.sequence] = checked
         return trees
 
     def take_calls(self) -> list[DraftCall]:
@@ -96,10 +95,10 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         return offers
 
     def _checked(self, request: DraftRequest, tree: TokenTree) -> TokenTree:
+        """The tree without the nodes that a grammar forbids, after a check."""
         tree.check(request.sequence.tokens[-1], self._vocab_size)
-        if request.sequence.constraint is not None:
-            tree = request.sequence.constraint.pruned(tree)
-        return tree
+        constraint = request.sequence.constraint
+        return tree if constraint is None else constraint.pruned(tree)
 
     def observe(self, outcomes: list[Outcome]) -> None:
         """Report the verified results to each drafter, including those of finished sequences."""

@@ -92,7 +92,7 @@ class Constraint:
             if tree.scouts[node] or self.allows(tree.path_tokens(tree.parents[node]), tree.tokens[node]):
                 kept.append(node)
                 stack += below[node][::-1]
-        return tree if len(kept) == len(tree) else tree.keeping(sorted(kept))
+        return tree if len(kept) == len(tree) else tree.kept(sorted(kept))
 
     def _allowed(self, path: Sequence[int]) -> npt.NDArray[np.bool_]:
         """The mask after `path`, to which the matcher has moved."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slipstream.policy.base import Drafts, Rounds
@@ -34,6 +35,39 @@ _LOOSE = 0.7  # a drafter's own confidence may be too low: it drafts down to thi
 
 _PLAIN, _STAYS_PLAIN = Estimate(), Estimate(bonus=MIN_GAIN)
 _NO_DRAFT = Plan()
+_KEPT_ROOM = 24  # tokens: near the end of an answer every step is decided anew
+_LONG_MATCH = 3  # class of match
+
+
+class _Signals(NamedTuple):
+    """What is known of a sequence before anything is decided."""
+
+    free: Way  # drafters that found something to draft from
+    models: Way
+    matched: int  # tokens of the longest match in the text
+    match: int  # its class
+    room: int  # tokens that can still be drafted
+
+
+@dataclass
+class _Kept:
+    """A decision that holds for a few steps, unless something is new: deciding costs time, too."""
+
+    sequences: list[Sequence]
+    signals: list[_Signals]
+    plans: dict[Sequence, Plan]
+    pending: dict[Sequence, Pending]
+    steps: int = 3  # left
+
+    def holds(self, sequences: list[Sequence], signals: list[_Signals]) -> bool:
+        """Whether these sequences are still in the same situation: only longer matches in the text are news."""
+        if self.steps <= 0 or sequences != self.sequences:
+            return False
+        for now, before in zip(signals, self.signals, strict=True):
+            longer = max(now.match, before.match) >= _LONG_MATCH and now.match != before.match
+            if longer or now.room < _KEPT_ROOM or now.models != before.models:
+                return False
+        return True
 
 
 class _Options(NamedTuple):
@@ -62,6 +96,7 @@ class AutoPolicy:
         self.record = Record()
         self._spent: dict[Way, float] = {}  # milliseconds of probes
         self.decoded_ms = 0.0  # of steps that decoded
+        self._kept: _Kept | None = None
         self._drafted_ms = 0.0  # of the step under way
 
     # -- before drafting ----------------------------------------------------------------------------------------------
@@ -89,12 +124,28 @@ class AutoPolicy:
         return self._fixed.single(sequence)
 
     def _decide(self, sequences: list[Sequence]) -> dict[Sequence, Plan]:
+        signals = [self._signals(sequence) for sequence in sequences]
+        kept = self._kept
+        if kept is not None and kept.holds(sequences, signals):
+            kept.steps -= 1
+            for sequence in sequences:
+                record = _record(sequence)
+                record.step += 1
+                record.pending, record.promised = kept.pending[sequence], {}
+            return kept.plans
+        plans = self._decided(sequences, signals)
+        pending = {sequence: found for sequence in sequences if (found := _record(sequence).pending) is not None}
+        probes = any(item.probe for item in pending.values())
+        self._kept = None if probes else _Kept(sequences, signals, plans, pending)
+        return plans
+
+    def _decided(self, sequences: list[Sequence], signals: list[_Signals]) -> dict[Sequence, Plan]:
         count = len(sequences)
         curve = self._curve(sequences)
         clock = (sequences[0].limits or self._drafters[sequences[0].drafter].limits).clock
         if clock and curve.samples(count) < _PLAIN_STEPS:  # the first steps measure what plain decoding costs
             return {sequence: self._plain(sequence, curve[count]) for sequence in sequences}
-        options = [self._options(sequence, count) for sequence in sequences]
+        options = [self._options(sequence, seen, count) for sequence, seen in zip(sequences, signals, strict=True)]
         offers = [option.offer for option in options]
         calls = {
             label: self._call_ms(label, count, curve)
@@ -123,31 +174,36 @@ class AutoPolicy:
         known = self.draft_costs.call(label, count)
         return _UNKNOWN_CALL * curve[count] if known is None else known
 
-    def _options(self, sequence: Sequence, count: int) -> _Options:
-        """The ways to draft for a sequence, plain decoding first."""
-        drafter, record = self._drafters[sequence.drafter], _record(sequence)
+    def _signals(self, sequence: Sequence) -> _Signals:
+        """What the drafters of a sequence know at no cost; nothing if no draft is possible."""
+        drafter = self._drafters[sequence.drafter]
         limits, room = sequence.limits or drafter.limits, sequence.remaining - 1
-        plain = _STAYS_PLAIN if not record.way else _PLAIN
-        warmth, size = record.warmth, size_class(count)
-        if room <= 0 or not limits.nodes or not limits.depth:
-            return _Options(sequence, record, limits, [plain], Context(0, warmth, size), 0)
         free: list[str] = []
         models: list[str] = []
-        matched, own_ms = 0, 0.0
-        for label, part in drafter.parts.items():
-            if part.key in sequence.dropped or (limits.drafters is not None and part.name not in limits.drafters):
-                continue
-            signal = part.signal(sequence)
-            if signal is None:
-                models.append(label)
-            elif signal.matched >= signal.least and signal.matched > 0:
-                free.append(label)
-                matched = max(matched, signal.matched)
-                own_ms += self.draft_costs.call(label, 1) or 0.0
+        matched = 0
+        if room > 0 and limits.nodes and limits.depth:
+            for label, part in drafter.parts.items():
+                if part.key in sequence.dropped or (limits.drafters is not None and part.name not in limits.drafters):
+                    continue
+                signal = part.signal(sequence)
+                if signal is None:
+                    models.append(label)
+                elif signal.matched >= signal.least and signal.matched > 0:
+                    free.append(label)
+                    matched = max(matched, signal.matched)
+        return _Signals(tuple(free), tuple(models), matched, match_class(matched), room)
+
+    def _options(self, sequence: Sequence, seen: _Signals, count: int) -> _Options:
+        """The ways to draft for a sequence, plain decoding first."""
+        drafter, record = self._drafters[sequence.drafter], _record(sequence)
+        limits = sequence.limits or drafter.limits
+        plain = _STAYS_PLAIN if not record.way else _PLAIN
+        warmth, size = record.warmth, size_class(count)
+        found, models, matched, _, room = seen
+        own_ms = sum(self.draft_costs.call(label, 1) or 0.0 for label in found)
         without = Context(0, warmth, size)
-        context = Context(match_class(matched), warmth, size) if free else without
+        context = Context(seen.match, warmth, size) if found else without
         offers = [plain]
-        found = tuple(free)
         befores: tuple[Way, ...] = ((), found) if found else ((),)
         for model in (None, *models):
             for before in befores:
@@ -283,20 +339,19 @@ class AutoPolicy:
         tree, path = item.verified
         record.pending = None
         drafted = len(tree) > 1
-        sequence.stats.decisions.append(
-            Decision(
-                pending.way,
-                pending.probe,
-                pending.matched,
-                pending.tokens,
-                pending.ms,
-                pending.plain_ms,
-                tree.drafted,
-                item.new_tokens,
-                report.draft_ms,
-                report.verify_ms,
-            )
+        item.decision = Decision(
+            pending.way,
+            pending.probe,
+            pending.matched,
+            pending.tokens,
+            pending.ms,
+            pending.plain_ms,
+            tree.drafted,
+            item.new_tokens,
+            report.draft_ms,
+            report.verify_ms,
         )
+        sequence.stats.decisions.append(item.decision)
         if not pending.way:
             return
         record.add(pending.way, pending.context, len(path), tree.drafted)

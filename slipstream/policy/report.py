@@ -10,7 +10,7 @@ from slipstream.policy.tally import Tally
 from slipstream.sampling import Spell
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
-from slipstream.types import Logprobs
+from slipstream.types import Decision, Logprobs
 
 
 class Scored(Protocol):
@@ -56,6 +56,7 @@ class Progress:
     new_tokens: int = 0
     trees: list[TokenTree] = field(default_factory=list)  # of its rounds, if the request is traced
     verified: tuple[TokenTree, Seq[int]] | None = None  # on the host: the tree and its accepted path
+    decision: Decision | None = None  # the policy's, once it has seen what came of it
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from slipstream.drafters.prediction import PredictionDrafter
 from slipstream.server import shapes
 from slipstream.server.generation import Generation
 from slipstream.server.service import Service
+from slipstream.server.shapes import Traced
 from slipstream.server.wire.common import SamplingBody
-from slipstream.tree import TokenTree
 from slipstream.types import Completion, Delta, Output
 
 
@@ -25,14 +25,14 @@ class Follower:
         self._generation = generation
         self._completions: list[Completion] = []
         self._tokens = 0
-        self._trees: defaultdict[tuple[int, int], list[TokenTree]] = defaultdict(list)
+        self._traces: defaultdict[tuple[int, int], list[Traced]] = defaultdict(list)
         self._choices = sum(request.params.n for request in generation.requests)
 
     async def outputs(self) -> list[Output]:
         """All answers, in order."""
         if any(request.trace for request in self._generation.requests):  # only deltas carry trees
             async for place, delta in self._generation.deltas():
-                self._trees[place, delta.index] += delta.trees
+                self._traces[place, delta.index] += _traced(delta)
         outputs = await self._generation.outputs()
         for output in outputs:
             for completion in output.outputs:
@@ -98,9 +98,9 @@ class Follower:
         if body.return_origins:
             found["origins"] = said.origins if isinstance(said, Delta) else said.stats.origins
         if body.return_trees:
-            trees = said.trees if isinstance(said, Delta) else self._trees[place, said.index]
+            traced = _traced(said) if isinstance(said, Delta) else self._traces[place, said.index]
             tokenizer = self._service.llm.tokenizer
-            found["trees"] = shapes.drawn_trees(trees, said.token_ids, tokenizer)
+            found["trees"] = shapes.drawn_trees(traced, said.token_ids, tokenizer)
         return found
 
     @property
@@ -111,6 +111,10 @@ class Follower:
     def _cached_tokens(self) -> int:
         # The choices of a prompt share what was found for it.
         return sum(one.cached_tokens for one in self._completions if one.index == 0)
+
+
+def _traced(delta: Delta) -> list[Traced]:
+    return list(zip(delta.trees, delta.decisions, strict=True))
 
 
 async def follow(chunks: AsyncGenerator[bytes, None], generation: Generation) -> AsyncGenerator[bytes, None]:

@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.text import Tokenizer
 from slipstream.text.pieces import Style
 from slipstream.tree import TokenTree
-from slipstream.types import Completion, Logprob, Logprobs, Stats
+from slipstream.types import Completion, Decision, Logprob, Logprobs, Stats
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 
@@ -30,7 +30,7 @@ def total(completions: Iterable[Completion]) -> Stats:
     """The counters of all choices."""
     stats = Stats()
     for completion in completions:
-        stats.add(replace(completion.stats, origins=[]))
+        stats.add(replace(completion.stats, origins=[], decisions=[]))
     return stats
 
 
@@ -137,10 +137,13 @@ def _scored(one: Logprob) -> dict[str, Any]:
 # -- trees ------------------------------------------------------------------------------------------------------------
 
 
-def drawn_trees(trees: Sequence[TokenTree], tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    """The trees of some steps, with the nodes on the way that these tokens took."""
+Traced = tuple[TokenTree, Decision | None]  # a step
+
+
+def drawn_trees(steps: Sequence[Traced], tokens: Sequence[int], tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
+    """The trees of some steps, with the nodes on the way that these tokens took, and the policy's reasons."""
     drawn = []
-    for tree in trees:
+    for tree, decision in steps:
         accepted = tree.walk(tokens)
         tokens = tokens[len(accepted) + 1 :]
         drawn.append(
@@ -151,6 +154,7 @@ def drawn_trees(trees: Sequence[TokenTree], tokens: Sequence[int], tokenizer: To
                 "origins": list(tree.origins),
                 "confidence": [round(float(value), 6) for value in tree.confidence],
                 "accepted": accepted,
+                **({} if decision is None else {"decision": decision.reason}),
             }
         )
     return drawn

@@ -47,7 +47,7 @@ def measured(run: Run, seconds: float = 60.0, *, rounds: int = 1) -> dict[str, A
 
     def after(turn: Any) -> None:
         for number, condition in enumerate(run.conditions):
-            wanted = rounds * -(-len(order) // condition.batch)
+            wanted = rounds * -(-len(order) // condition.group)
             schedule.tight[number] = len({(a.group, a.round) for a in run.answers if a.condition == number}) >= wanted
 
     run.measure(schedule, after)
@@ -141,7 +141,7 @@ def test_sweeps_change_one_thing_at_a_time(llm: LLM) -> None:
     assert all(180 <= answer.prompt_tokens <= 210 for answer in run.answers)
     assert max(answer.stats.drafted / max(1, answer.stats.steps) for answer in run.answers) <= 4
     groups = Counter((a.group, a.round, a.setting) for a in run.answers if a.condition == 1)
-    assert set(groups.values()) == {3}
+    assert set(groups.values()) == {6}, "twice as many as run at once"
     cold, warm = ([a.token_ids for a in run.answers if a.condition == c and a.setting == "none"] for c in (0, 2))
     assert cold != warm
 
@@ -167,11 +167,23 @@ def test_prompts_without_room_for_an_answer_are_named_and_not_shortened(llm: LLM
 
 
 def test_a_field_for_servers_is_refused(llm: LLM) -> None:
-    strict = BenchPrompt("s", "s", ({"role": "user", "content": "x"},), servers_only={"response_format": {}})
-    with pytest.raises(PromptError, match="s: response_format needs a server"):
-        run_of(llm, [strict])
+    asked = ({"role": "user", "content": "x"},)
+    for wire, message in (
+        ({"tool_choice": "required"}, "s: tool_choice needs a server"),
+        ({"response_format": {"type": "yaml"}}, "s: response_format=.* is not known"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 3}}}, "s: "),
+    ):
+        with pytest.raises(PromptError, match=message):
+            run_of(llm, [BenchPrompt("s", "s", asked, wire=wire)])
     with pytest.raises(OptionError, match="nothing to compare"):
         check_settings(["none"])
+
+
+def test_a_format_is_honoured(llm: LLM) -> None:
+    wire = {"response_format": {"type": "json_object"}, "prediction": {"type": "content", "content": "{}"}}
+    run = run_of(llm, [BenchPrompt("j", "j", ({"role": "user", "content": "x"},), wire=wire)])
+    measured(run)
+    assert all(answer.text.lstrip().startswith("{") for answer in run.answers)
 
 
 def test_a_run_ends_when_its_time_is_up(llm: LLM) -> None:

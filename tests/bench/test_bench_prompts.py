@@ -50,7 +50,7 @@ FORMATS: list[tuple[Any, dict[str, Any]]] = [
      {"name": "r1", "sampling": {"max_tokens": 5}}),
     ({"model": "m", "prompt": "Once", "stop": ["."]}, {"text": "Once", "messages": (), "sampling": {"stop": ["."]}}),
     ({"messages": [user("a")], "tools": [{"type": "function"}], "response_format": {"type": "json_object"}},
-     {"tools": ({"type": "function"},), "servers_only": {"response_format": {"type": "json_object"}}}),
+     {"tools": ({"type": "function"},), "wire": {"response_format": {"type": "json_object"}}}),
 ]  # fmt: skip
 
 

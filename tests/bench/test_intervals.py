@@ -99,8 +99,9 @@ def test_a_category_counts_by_its_share() -> None:
     assert Bootstrap(strata, shares).ratio(tokens, ms).value == pytest.approx(100 / 920)
 
 
-def test_one_prompt_has_no_interval() -> None:
-    found = Bootstrap(["a"]).ratio(np.array([2.0]), np.array([1.0]))
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_prompts_have_no_interval(count: int) -> None:
+    found = Bootstrap(["a"] * count).ratio(np.array([2.0, 3.0][:count]), np.array([1.0, 1.5][:count]))
     assert found == (2.0, None, None) and found.spread == float("inf")
 
 

@@ -16,6 +16,7 @@ from slipstream.bench.serve.load import Load, Offered, Wire, offer
 from slipstream.bench.serve.metrics import point, service_levels
 from slipstream.errors import OptionError
 from tests.invoking import invoke
+from tests.serving import served
 from tests.sse_server import SseServer, serving
 
 
@@ -172,6 +173,23 @@ def test_the_verb_measures_every_load(tmp_path: Path) -> None:
         alone = json.loads((tmp_path / "out" / f"serve-{load}.json").read_text())
         assert alone == saved["points"][number]
     assert "the client took" in done.output
+
+
+def test_our_own_server_is_measured(tiny: str, tmp_path: Path) -> None:
+    """Tokens and times of a real server; a tool, a format and a plain completion are understood."""
+    lines: list[dict[str, Any]] = [{"prompt": f"The quick {n}", "category": "c"} for n in range(4)]
+    lines += [{"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}]
+    lines += [{"model": "m", "prompt": "Once upon"}]
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    with served(tiny, speculate="suffix") as server:
+        done = invoke("bench", "--url", server.url, "--prompts", str(file), "--tokens", "12", "--concurrency", "3",
+                      "--requests", "12", "-o", str(tmp_path / "out"))  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["points"]
+    assert (found["completed"], found["failed"], found["errors"]) == (12, 0, [""] * 12)
+    assert all(1 <= length <= 12 for length in found["output_lens"]) and all(found["input_lens"])
+    assert 0 < found["median_ttft_ms"] <= found["median_e2el_ms"]
 
 
 def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from tests.drafters.test_conformance import prompts
 from tests.tiny import tiny_llm
 
 Ids = list[int]
-TEXT = [random.Random(1).randrange(40) for _ in range(300)]  # few different tokens: each occurs in many places
+_CHOOSER = random.Random(1)
+TEXT = [_CHOOSER.randrange(40) for _ in range(300)]  # few different tokens: each occurs in many places
 
 
 def sequence(prediction: Ids, output: Ids | None = None) -> Sequence:
@@ -116,7 +117,13 @@ def test_guesses_are_followed_and_not_remembered() -> None:
 
 def test_without_a_prediction_there_is_no_draft() -> None:
     assert len(draft(sequence([]))) == 1
-    assert drafter().signal(sequence([])) == (0, 1) and drafter().signal(sequence([3])) is None
+    assert drafter().signal(sequence([])) == (0, 1) and not drafter().host_only(sequence([]))
+
+
+def test_the_signal_is_how_well_the_answer_agrees() -> None:
+    for output, matched in (([], 1), (TEXT[:9], 10), (TEXT, 0), ([*TEXT[:9], 77], 1), (TEXT[40:44], 4)):
+        assert drafter().signal(sequence(TEXT, output)).matched == matched
+    assert drafter().host_only(sequence(TEXT))
 
 
 def answers(llm: LLM, **settings: Any) -> list[Any]:

@@ -155,7 +155,10 @@ def test_a_mixed_batch_of_sixteen_has_the_same_bursts_as_a_plain_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speculate", [case for cases in REGISTRY.values() for case in cases], ids=str)
+@pytest.mark.parametrize(
+    "speculate",
+    [pytest.param(case, id=f"{name}-{i}") for name, cases in REGISTRY.items() for i, case in enumerate(cases)],
+)
 def test_every_drafter_of_the_registry_is_invisible_with_every_sampler(
     speculate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,10 +107,12 @@ def test_what_a_reader_has_not_read_is_one_message_per_choice() -> None:
 def test_joined_deltas_keep_a_bounded_number_of_trees_those_of_the_first_tokens() -> None:
     unread, trees = Unread(), [object() for _ in range(600)]
     for place, tree in enumerate(trees):
-        unread.add(Message(1, delta=Delta(0, "x", [place], [None], trees=[tree])))  # type: ignore[list-item]
+        delta = Delta(0, "x", [place], [None], trees=[tree], decisions=[None])  # type: ignore[list-item]
+        unread.add(Message(1, delta=delta))
     (message,) = unread.take()
     assert message.delta is not None and message.delta.token_ids == list(range(600))
     assert message.delta.trees == trees[:512]
+    assert len(message.delta.decisions) == 512
 
 
 def test_messages_are_plain_data() -> None:

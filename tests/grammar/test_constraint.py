@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.errors import DraftFault
 from slipstream.grammar import Constraint, Grammars
 from slipstream.text import Tokenizer
 from slipstream.tree import Draw, TokenTree
@@ -166,5 +165,3 @@ def test_scouts_and_sampled_nodes_stay() -> None:
     tree = TokenTree(5)
     tree.add(0, 3, draw=Draw(q))
     assert constraint.pruned(tree) is tree
-    with pytest.raises(DraftFault, match="may not be left out"):
-        tree.keeping([0])

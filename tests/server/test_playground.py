@@ -226,6 +226,29 @@ def test_settings_are_sent(page: Any) -> None:
     answered(page)
 
 
+def test_where_the_policy_decides(browser: Any, tiny: str) -> None:
+    """Its drafters can be chosen, trees can be limited, and each step has its reason."""
+    with served(tiny, speculate="auto") as running, opened(browser, running.url) as page:
+        connected(page)
+        first, *parts, last = page.locator("#drafter option").all_text_contents()
+        assert (first, last) == ("auto (default)", "none: plain decoding") and "suffix" in parts
+        assert parts == [name for name in running.llm.drafters if name not in ("auto", "none")]
+        page.locator("#nodes").fill("3")
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "The quick brown fox")
+        assert json.loads(sent.value.post_data)["speculate"] == "auto:max_nodes=3"
+        answered(page)
+        assert page.locator("#tree .node").count() <= 3 + 2
+        page.locator("#bars [data-step='5']").click()  # whether it drafts depends on the clock, not that it says why
+        assert page.locator("#decision").text_content().startswith("Policy: ")
+        page.locator("#drafter").select_option("suffix")
+        assert page.locator("#nodes").is_disabled()
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "Hello")
+        assert json.loads(sent.value.post_data)["speculate"] == "suffix"
+        answered(page)
+
+
 def test_what_the_server_refuses_is_said(page: Any) -> None:
     ask(page, "word " * 600)  # longer than the tiny model's context
     answered(page)

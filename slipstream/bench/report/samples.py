@@ -41,7 +41,9 @@ def samples(
     decided = [each for each in taken if each["decisions"]]
     if decided:
         ways = list(dict.fromkeys("+".join(step["drafters"]) for each in decided for step in each["decisions"]))
-        colours = {way: _KINDS[number % len(_KINDS)] for number, way in enumerate(way for way in ways if way)}
+        several = [way for way in ways if way and way not in kinds]
+        fresh = {way: _KINDS[(len(kinds) + number) % len(_KINDS)] for number, way in enumerate(several)}
+        colours = {way: kinds.get(way) or fresh[way] for way in ways if way}
         drawn = "".join(
             f"<figure><h3>{escape(each['setting'])}: {escape(each['category'])}</h3>"
             f"{charts.decisions(each['decisions'], colours)}</figure>"

@@ -50,9 +50,10 @@ class Svg:
             f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}" class="{kind}">{escape(text, quote=False)}</text>'
         )
 
-    def render(self) -> str:
-        """The element."""
+    def render(self, *, fixed: bool = False) -> str:
+        """The element, as wide as its page has room; `fixed`: as wide as it was drawn."""
         size = f'viewBox="0 0 {_n(self.width)} {_n(self.height)}"'
+        size += f' style="width:{_n(self.width)}px"' if fixed else ""
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(self._label)}">'
         return "".join([head, *self._parts, "</svg>"])
 

@@ -37,7 +37,7 @@ def token_tree(tree: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
     free = max(rows.values()) + 1 if own is not None and children[last] else None
     own_row = rows[last] if free is None else free
     height = 16 + _ROW * (max(max(rows.values()), own_row if own is not None else 0) + 1)
-    svg = Svg(max(480.0, starts[-1]), height, "A drafted tree; the accepted path is filled")
+    svg = Svg(starts[-1], height, "A drafted tree; the accepted path is filled")
 
     def middle(row: float) -> float:
         return 8 + _ROW * row + _BOX / 2
@@ -61,7 +61,7 @@ def token_tree(tree: Mapping[str, Any], kinds: Mapping[str, str]) -> str:
         x, y = starts[depths[last] + 1], middle(own_row) - _BOX / 2
         svg.rect(x, y, width_of(own) + 16, _BOX, "node own", title="the model's own token", radius=5)
         svg.text(x + 8, y + 15, own, "token strong")
-    return svg.render()
+    return svg.render(fixed=True)
 
 
 def _rows(children: Mapping[int, list[int]], accepted: set[int]) -> dict[int, int]:

@@ -48,7 +48,7 @@ def _arguments(setup: EngineSetup) -> dict[str, Any]:
         torch.set_num_threads(setup.threads)
     fetch_models(setup.model, spec)
     return {
-        "speculate": spec,
+        **({"speculate": spec} if setup.profile is None else {"profile": setup.profile}),
         "verifier": setup.verifier,
         "dtype": setup.dtype,
         "device": setup.device,

@@ -48,6 +48,7 @@ class ModelSetup:
         str | None, Described("drafter: suffix (the default), none, ngram:max_n=5,depth=8, or JSON", metavar="DRAFTER")
     ] = None
     speculative_config: Annotated[str | None, Described("the same, in vLLM's format", metavar="JSON")] = None
+    profile: Annotated[str | None, Described("what `slipstream tune` recommended", metavar="FILE")] = None
     dtype: Annotated[str, Described("auto, float32, bfloat16 or float16")] = "auto"
     device: Annotated[str, Described("auto, cpu, cuda or cuda:N")] = "auto"
     quantize: Annotated[str, Described("weights on a CPU: auto, none, int8 or int4")] = "auto"
@@ -61,7 +62,12 @@ class ModelSetup:
     def drafter(self) -> DrafterSpec:
         """The requested drafter; errors are raised before a model is touched."""
         from slipstream.drafters.registry import DEFAULT, parse_speculate
+        from slipstream.profiles import read_profile
 
+        if self.profile is not None:
+            if self.speculate is not None or self.speculative_config is not None:
+                raise OptionError("give either --profile or a drafter, not both")
+            return parse_speculate(read_profile(self.profile).speculate)
         if self.speculative_config is None:
             return parse_speculate(DEFAULT if self.speculate is None else self.speculate)
         if self.speculate is not None:

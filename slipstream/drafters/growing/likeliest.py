@@ -36,8 +36,15 @@ def likeliest_children(
         found = _by_kernel(sampler, logits, paths, count, ids, noisy)
         if found is None and sampler.params.greedy:
             found = _by_library(torch.softmax(logits.float(), -1), count, ids)
-        if found is not None:
+        if found is not None and sampler.constraint is None:
             return found
+        if found is not None:  # what a grammar refuses is chosen again
+            return [
+                children
+                if all(sampler.stands(path, token) for token, _ in children)
+                else _of_row(sampler, row, path, count, ids, noisy)
+                for children, row, path in zip(found, logits, paths, strict=True)
+            ]
     return [_of_row(sampler, row, path, count, ids, noisy) for row, path in zip(logits, paths, strict=True)]
 
 

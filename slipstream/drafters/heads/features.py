@@ -24,12 +24,19 @@ class FeatureStore:
 
     def append(self, outcome: Outcome) -> None:
         """Keep the rows that the last pass committed."""
-        table = outcome.sequence.table
-        rows = torch.cat([outcome.taps[layer] for layer in self._taps], dim=1)
-        stop = outcome.sequence.cached
-        start = stop - len(rows)
-        if start <= self.length(table):
-            self.write(table, start, rows)
+        table, stop = outcome.sequence.table, outcome.sequence.cached
+        taps = [outcome.taps[layer] for layer in self._taps]
+        start = stop - len(taps[0])
+        if start > self.length(table):
+            return
+        page, first = divmod(start, PAGE_SIZE)
+        if first + stop - start <= PAGE_SIZE:  # as in nearly every step: plain copies, without a tensor in between
+            columns = self.data[table.pages[page], first : first + stop - start].split(taps[0].shape[1], 1)
+            for column, rows in zip(columns, taps, strict=True):
+                column.copy_(rows)
+            table.lengths[self.name] = stop
+        else:
+            self.write(table, start, torch.cat(taps, dim=1))
 
     def length(self, table: PageTable) -> int:
         """Number of tokens with rows."""
@@ -40,7 +47,10 @@ class FeatureStore:
         return self.length(sequence.table) >= len(sequence.tokens) - 1
 
     def read(self, table: PageTable, start: int, stop: int) -> torch.Tensor:
-        """Rows [stop - start, taps * width]; zeros before the first token."""
+        """Rows [stop - start, taps * width], perhaps a view; zeros before the first token."""
+        page, first = divmod(start, PAGE_SIZE)
+        if start >= 0 and first + stop - start <= PAGE_SIZE:
+            return self.data[table.pages[page], first : first + stop - start]
         rows = self.data[*self._places(table, max(0, start), stop)]
         return rows if start >= 0 else torch.cat([rows.new_zeros(-start, rows.shape[1]), rows])
 

@@ -10,6 +10,7 @@ from slipstream.native.ir import I8, Code, Value
 _PARTS, _MORE_PARTS = 8, 32  # parts of a matrix per thread, processed one after the other; for many rows
 _AHEAD = 4096  # bytes
 _LINE = 64  # bytes of a cache line
+_FRACTION = 16  # bits
 
 
 class Fetch:
@@ -36,6 +37,30 @@ class Fetch:
         place = self._code.times(number, self._step)
         for line in range(0, self._step, _LINE):
             self._code.prefetch(self._code.at(self._start, self._code.plus(place, line), I8))
+
+
+class SteadyFetch:
+    """The same for small products, in which every tile reads all inputs of a panel: a tile alone requests what it will
+    soon read itself; several request what comes after the panel, each a share, evenly over all their rounds. So memory
+    is never idle while a tile multiplies what is in the cache.
+    """
+
+    def __init__(self, code: Code, start: Value, rounds: Value, step: int, tile: Value, tiles: Value) -> None:
+        """Each tile reads `rounds` of `step` bytes from `start` on."""
+        self._code, self._start, self._step = code, start, step
+        alone = code.builder.icmp_signed("==", tiles, code.whole(1))
+        size = code.times(rounds, step)
+        after = code.plus(size, code.times(tile, code.over_up(size, tiles)))
+        self._distance = code.builder.select(alone, code.whole(_AHEAD), after)
+        self._advance = code.over(code.whole(step << _FRACTION), tiles)  # bytes a round, in fixed point
+
+    def round(self, number: Value) -> None:
+        """Issue the prefetches of round `number`. Several tiles request some lines twice, which costs little."""
+        code = self._code
+        advanced = code.builder.lshr(code.times(number, self._advance), code.whole(_FRACTION))
+        place = code.plus(self._distance, code.builder.and_(advanced, code.whole(-_LINE)))
+        for line in range(0, self._step, _LINE):
+            code.prefetch(code.at(self._start, code.plus(place, line), I8))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.gemm.fetch import Fetch
+from slipstream.native.gemm.fetch import SteadyFetch
 from slipstream.native.gemm.float_gemm import Ending
 from slipstream.native.gemm.int8_gemm import add_tiles, tile_rows
 from slipstream.native.ir import F32, I16, I32, I64, POINTER, Code, Value, floats
@@ -39,7 +39,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -
     whole, vector = ir.VectorType(I32, LANES), floats(LANES)
     size = code.times(groups, 2 * _VECTORS * LANES)  # of a panel, in groups of four bytes
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I32)
-    fetch = Fetch(code, weight, groups, 8 * _VECTORS * LANES, number, count)
+    fetch = SteadyFetch(code, weight, groups, 8 * _VECTORS * LANES, number, count)
     grids = code.at(code.address(arguments, Digits.SCALES), code.times(panel, groups, 4 * LANES), I16)
     all_digits, sums_of_groups = code.address(arguments, Digits.DIGITS), code.address(arguments, Digits.SUMS)
     digits = [
@@ -52,8 +52,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -
     sums_of = [code.at(sums_of_groups, code.times(code.plus(begin, row), groups), F32) for row in range(rows)]
     zero = code.constant(0.0, vector)
     with code.carrying(0, groups, [zero] * (2 * rows)) as (group, totals, results):
-        with code.when(builder.icmp_signed("<", group, fetch.rounds)):
-            fetch.round(group)
+        fetch.round(group)
         for half in range(2):
             counts = [code.constant(0, whole)] * (2 * rows)
             for step in range(_VECTORS):

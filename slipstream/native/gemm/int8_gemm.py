@@ -14,7 +14,7 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.native.gemm.fetch import Fetch, panels_in_turn
+from slipstream.native.gemm.fetch import SteadyFetch, panels_in_turn
 from slipstream.native.gemm.float_gemm import Ending
 from slipstream.native.ir import F32, I8, I32, I64, POINTER, Code, Value, floats
 from slipstream.native.kernel_args import Digits
@@ -120,28 +120,25 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -
     size = code.times(inputs, width)
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
     fours = code.over(inputs, 4)
-    fetch = Fetch(code, weight, fours, 4 * width, number, count, _UNROLLED)
+    fetch = SteadyFetch(code, weight, fours, 4 * width, number, count)
     all_digits = code.address(arguments, Digits.DIGITS)
     digits = [
         code.at(all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), inputs), I8)
         for row in range(rows)
         for part in range(2)
     ]
-    results, reached = [code.constant(0, whole)] * (4 * rows), code.whole(0)
-    for asks, until in ((True, fetch.rounds), (False, fours)):
-        with code.carrying(reached, until, results, _UNROLLED) as (index, sums, results):
-            for ahead in range(_UNROLLED):
-                place = code.plus(index, ahead)
-                line = code.times(place, width)  # in groups of four bytes
-                codes = [code.load(weight, code.plus(line, part * LANES), whole, 4 * LANES) for part in range(2)]
-                if asks:
-                    fetch.round(place)
-                for which, digit in enumerate(digits):
-                    four = code.spread(code.load(digit, place, I32, 4), LANES)
-                    for part in range(2):
-                        sums[2 * which + part] = dot(sums[2 * which + part], codes[part], four)
-            results.extend(sums)
-        reached = until
+    zeros = [code.constant(0, whole)] * (4 * rows)
+    with code.carrying(0, fours, zeros, _UNROLLED) as (index, sums, results):
+        for ahead in range(_UNROLLED):
+            place = code.plus(index, ahead)
+            line = code.times(place, width)  # in groups of four bytes
+            codes = [code.load(weight, code.plus(line, part * LANES), whole, 4 * LANES) for part in range(2)]
+            fetch.round(place)
+            for which, digit in enumerate(digits):
+                four = code.spread(code.load(digit, place, I32, 4), LANES)
+                for part in range(2):
+                    sums[2 * which + part] = dot(sums[2 * which + part], codes[part], four)
+        results.extend(sums)
     for row in range(rows):
         high, low = results[4 * row : 4 * row + 2], results[4 * row + 2 : 4 * row + 4]
         finish_row(code, arguments, panel, code.plus(begin, row), high, low, ending)

@@ -45,8 +45,7 @@ export const ALL_NODES = 64;
 /** What `speculate` is in a request: undefined leaves it to the server. */
 export function speculation({ drafter, nodes }) {
   if (drafter === "none") return false;
-  if (nodes === ALL_NODES) return drafter || undefined;
-  return drafter && drafter !== "auto" ? `auto:max_nodes=${nodes},drafters=${drafter}` : `auto:max_nodes=${nodes}`;
+  return nodes === ALL_NODES ? drafter || undefined : `auto:max_nodes=${nodes}`;
 }
 
 /** The body of a chat. `settings.seed` makes a sampled answer one that can be had again. */

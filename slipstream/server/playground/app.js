@@ -1,6 +1,6 @@
 // The page: what is typed, what is sent, what is shown.
 
-import { chatBody, chatChunks, hasKey, servedModel, ServerError, useKey } from "./api.js";
+import { ALL_NODES, chatBody, chatChunks, hasKey, servedModel, ServerError, useKey } from "./api.js";
 import { settleColours } from "./colours.js";
 import { EXAMPLES } from "./examples.js";
 import { paced } from "./pace.js";
@@ -31,7 +31,7 @@ const panel = new Panel();
 function settings() {
   return {
     drafter: $("drafter").value,
-    nodes: Number($("nodes").value),
+    nodes: $("nodes").disabled ? ALL_NODES : Number($("nodes").value),
     temperature: Number($("temperature").value),
     length: Number($("length").value),
     seed: state.seed,
@@ -39,8 +39,9 @@ function settings() {
 }
 
 function showSettings() {
-  const { drafter, nodes, temperature, length } = settings();
-  $("nodes").disabled = drafter === "none" || !state.limits; // only `auto` takes limits
+  const drafter = $("drafter").value || state.model?.drafters[0];
+  $("nodes").disabled = drafter?.split(":")[0] !== "auto"; // others have the size that they were loaded with
+  const { nodes, temperature, length } = settings();
   $("nodes-value").value = $("nodes").disabled ? "" : `up to ${nodes}`;
   $("temperature-value").value = temperature === 0 ? "greedy" : temperature.toFixed(2);
   $("length-value").value = length;
@@ -62,7 +63,6 @@ function fillDrafters(model) {
 async function connect() {
   try {
     state.model = await servedModel();
-    state.limits = state.model.drafters.some((name) => name.split(":")[0] === "auto");
     $("model").textContent = state.model.id;
     fillDrafters(state.model);
     showSettings();

@@ -1,0 +1,123 @@
+"""Finds the best setting on given prompts by successive halving: many on a few prompts, few on many.
+
+Every round asks fresh prompts with all settings that are left, interleaved with plain decoding, and drops the slower
+half. The two best then meet `auto` until the time is up: what is recommended comes with an interval.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.bench.figures import ALL, ConditionTable, Grouping
+from slipstream.bench.intervals import Interval
+from slipstream.bench.measure import Answer, Run
+from slipstream.bench.prompts import BenchPrompt
+from slipstream.bench.schedule import PLAIN, Condition, Schedule, stratified
+from slipstream.bench.tune.candidates import sizes
+from slipstream.llm import LLM
+
+AUTO = "auto"
+_METHODS, _SIZES = 0.4, 0.6  # parts of the time after which methods, then tree sizes, are decided
+_FINALISTS = 2
+
+Open = Callable[[list[str]], LLM]
+Tell = Callable[[str], None]
+Json = dict[str, Any]
+
+
+@dataclass
+class Finding:
+    """What a search found."""
+
+    best: str
+    speedups: dict[str, dict[str, Interval]]  # condition -> setting -> over plain decoding, of the finalists
+    over_auto: dict[str, Interval]  # condition -> the best over `auto`
+    by_category: dict[str, Interval]  # of the best, under the first condition
+    tried: dict[str, float] = field(default_factory=dict)  # setting -> speed-up when it was dropped, or at the end
+    prompts: int = 0
+
+
+class Halving:
+    """One search."""
+
+    def __init__(
+        self, opened: Open, prompts: list[BenchPrompt], conditions: list[Condition], tokens: int, tell: Tell
+    ) -> None:
+        self._open, self._prompts, self._conditions = opened, prompts, conditions
+        self._tokens, self._tell = tokens, tell
+        self._tried: dict[str, float] = {}
+        names = [prompt.category for prompt in prompts]
+        self._grouping = Grouping(names, dict(Counter(names)))
+
+    def search(self, methods: Sequence[str], deadline: float) -> Finding:
+        """Methods, then tree sizes of the best one, then the finals."""
+        began = time.monotonic()
+        left = self._halved(list(methods), began + _METHODS * (deadline - began))
+        grown = [left[0], *sizes(left[0])]
+        best = self._halved(grown, began + _SIZES * (deadline - began))[:1]
+        finalists = list(dict.fromkeys([*best, *left]))[:_FINALISTS]
+        return self._finals(list(dict.fromkeys([*finalists, AUTO])), deadline)
+
+    def _halved(self, settings: list[str], deadline: float) -> list[str]:
+        """The settings in order of their speed, the best two at least measured to the end."""
+        llm = self._open([PLAIN, *settings])
+        run, order = self._run(llm, settings)
+        rounds = max(1, math.ceil(math.log2(max(2, len(settings) / _FINALISTS))))
+        left = settings
+        ranked = list(settings)
+        for number in range(rounds):
+            now = time.monotonic()
+            until = now + max(0.0, deadline - now) / (rounds - number)
+            share = order[number * len(order) // rounds : (number + 1) * len(order) // rounds] or order
+            self._measure(run, share, left, until)
+            speeds = self._ranks(run.answers, left)
+            ranked = sorted(left, key=lambda name: -speeds[name])
+            self._tried.update(speeds)
+            left = ranked[: max(_FINALISTS, math.ceil(len(ranked) / 2))]
+            self._tell(", ".join(f"{name} {speeds[name]:.2f}x" for name in ranked))
+        llm.close()
+        return ranked
+
+    def _finals(self, settings: list[str], deadline: float) -> Finding:
+        llm = self._open([PLAIN, *settings])
+        run, order = self._run(llm, settings)
+        self._measure(run, order, settings, deadline)
+        llm.close()
+        tables = [self._table(run.answers, number) for number in range(len(self._conditions))]
+        speedups = {str(t.condition): {s: t.speedup(s, t.chosen(ALL) or t.keys) for s in settings} for t in tables}
+        rank = {s: math.prod(each[s].value for each in speedups.values()) for s in settings}
+        self._tried.update({s: round(rank[s] ** (1 / len(tables)), 3) for s in settings})
+        best = max(settings, key=lambda s: rank[s])
+        over = {str(t.condition): t.ratio(best, AUTO, t.chosen(ALL) or t.keys) for t in tables}
+        first = tables[0]
+        by_category = {name: first.speedup(best, first.chosen(name)) for name in first.categories}
+        return Finding(best, speedups, over, by_category, self._tried, len({prompt for prompt, _ in first.keys}))
+
+    def _run(self, llm: LLM, settings: Sequence[str]) -> tuple[Run, list[int]]:
+        run = Run(llm, self._prompts, [PLAIN, *settings], self._conditions, self._tokens)
+        order = [run.fitting[place] for place in stratified([run.prompts[index] for index in run.fitting])]
+        run.warm_up()
+        return run, order
+
+    def _measure(self, run: Run, order: Sequence[int], settings: Sequence[str], until: float) -> None:
+        schedule = Schedule(order, self._conditions, [PLAIN, *settings], until)
+        run.measure(schedule, lambda turn: None)
+
+    def _table(self, answers: Sequence[Answer], number: int) -> ConditionTable:
+        chosen = [answer for answer in answers if answer.condition == number]
+        return ConditionTable(chosen, self._conditions[number], self._grouping)
+
+    def _ranks(self, answers: Sequence[Answer], settings: Sequence[str]) -> dict[str, float]:
+        """The geometric mean over conditions of the speed-ups, on prompts that all of these settings have answered."""
+        kept = [answer for answer in answers if answer.setting in (PLAIN, *settings)]
+        found = dict.fromkeys(settings, 1.0)
+        for number in range(len(self._conditions)):
+            table = self._table(kept, number)
+            for name in settings:
+                found[name] *= table.speedup(name, table.keys).value
+        return {name: round(value ** (1 / len(self._conditions)), 3) for name, value in found.items()}

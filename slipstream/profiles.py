@@ -1,0 +1,43 @@
+"""Profiles: what `slipstream tune` recommends for one model, as a TOML file that `LLM(profile=...)` reads."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.errors import CorruptFile, OptionError
+from slipstream.folders import expanded
+
+FORMAT, VERSION = "slipstream-profile", 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The recommended drafter, and the model that it was found for."""
+
+    speculate: str
+    model: str
+    fingerprint: str
+
+    def require_model(self, fingerprint: str, name: str) -> None:
+        """Refuse a profile of another model."""
+        if fingerprint != self.fingerprint:
+            raise OptionError(f"the profile was made for {self.model}, not for {name}", hint="slipstream tune -m MODEL")
+
+
+def read_profile(path: str | Path) -> Profile:
+    """A profile from its file."""
+    place = expanded(str(path))
+    try:
+        data = tomllib.loads(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"profile {str(path)!r} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CorruptFile(f"profile {str(path)!r} is not TOML: {error}") from None
+    if data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise CorruptFile(f"{str(path)!r} is not a profile of `slipstream tune`")
+    found = [data.get(name) for name in ("speculate", "model", "fingerprint")]
+    if not all(isinstance(value, str) and value for value in found):
+        raise CorruptFile(f"profile {str(path)!r} lacks speculate, model or fingerprint")
+    return Profile(*map(str, found))
