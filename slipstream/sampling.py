@@ -290,6 +290,11 @@ class Sampler:
         """The common prefix of the keys of all its choices."""
         return noise.key(self.seed, self.choice)
 
+    @cached_property
+    def simple(self) -> bool:
+        """Whether a choice needs only the logits, the temperature and the noise."""
+        return not (self.params.adjusts or self.params.cuts)
+
     @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
