@@ -49,6 +49,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_policies() -> Iterator[None]:
+    """What policies learn in tests is not kept: the next run would start from it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slipstream.policy.saved._WORTH_SAVING_MS", float("inf"))
+        yield
+
+
 @pytest.fixture
 def fresh_memory_is_nan() -> Iterator[None]:
     """Tensors that nobody has written to hold NaN."""

@@ -103,14 +103,14 @@ class EngineCore:
         for name, spec in distinct.items():
             self._add(spec, built[name])
         machine = (self.model.device, cpu_model(), torch.get_num_threads())
-        facts = (config.quantize, self.model.dtype, *machine, __version__)
+        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__)
         self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
         self._saved.restore()
 
     def renew(self) -> None:
         """Replace everything but the model and its weights, after a failure that no single request caused."""
         verifier = self.engine.verifier
-        self._saved.save()
+        # What the policy learnt since it was saved goes too: it may be what failed.
         del self.engine, self.cache, self.target, self._saved  # their memory is needed for what replaces them
         gc.collect()
         if self.model.device != "cpu":

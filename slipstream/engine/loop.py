@@ -246,6 +246,8 @@ class EngineLoop:
     def _open(self, entry: _Entry) -> None:
         """Make a request's sequences and queue them; an error is the request's own."""
         try:
+            if self._core is None:
+                raise EngineClosed("the engine failed and could not be made anew")
             entry.sequences = self._loaded.sequences(entry.request)
             self._loaded.engine.scheduler.add(entry.sequences)
         except Exception as error:
@@ -353,6 +355,7 @@ class EngineLoop:
             self._core.renew()
         except BaseException as second:
             log.critical("the engine could not be made anew: %r", second)
+            self._core = None
             self._fail(kept, EngineFailed(f"the engine failed and could not be made anew: {second}"))
             self._closing = True
             return

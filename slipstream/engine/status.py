@@ -20,9 +20,10 @@ from slipstream.types import Stats
 class EngineStatus:
     """Totals since the start, and the state now."""
 
-    stats: Stats = field(default_factory=Stats)  # of all requests, without `origins`
+    stats: Stats = field(default_factory=Stats)  # of all requests, without lists per token or step
     tally: Tally = field(default_factory=Tally)  # nodes by drafter, depth and confidence
     faults: Counter[str] = field(default_factory=Counter)  # drafts that failed, by drafter
+    decisions: Counter[tuple[str, bool]] = field(default_factory=Counter)  # by drafters ("": none) and probes
     batches: Counter[int] = field(default_factory=Counter)  # steps by the number of running sequences
     prompt_tokens: int = 0  # of sequences that have started
     cached_tokens: int = 0  # of those, found in the cache
@@ -62,6 +63,7 @@ class StatusBoard:
             tally=Tally(),
             faults=Counter(past.faults),
             batches=Counter(past.batches),
+            decisions=Counter(past.decisions),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             pages_used=cache.capacity - cache.available,
@@ -82,7 +84,8 @@ def _add_engine(status: EngineStatus, engine: Engine) -> None:
 
 
 def _count(status: EngineStatus, sequence: Sequence) -> None:
-    status.stats.add(replace(sequence.stats, origins=[]))
+    status.stats.add(replace(sequence.stats, origins=[], decisions=[]))
+    status.decisions.update(("+".join(one.drafters), one.probe) for one in sequence.stats.decisions)
     if sequence.cached or sequence.output_ids:
         status.prompt_tokens += len(sequence.request.prompt_ids)
         status.cached_tokens += sequence.found

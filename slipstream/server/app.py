@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -71,7 +72,17 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(ClientGone, _gone)
     for kind in (ApiError, SlipstreamError, Exception):
         app.add_exception_handler(kind, _failed)
+    app.openapi = lambda: _schema(app, service)  # type: ignore[method-assign]
     return app
+
+
+def _schema(app: FastAPI, service: Service) -> dict[str, Any]:
+    """`/openapi.json`, which names the one model that is served."""
+    schema = FastAPI.openapi(app)
+    for body in schema["components"]["schemas"].values():
+        if "model" in body.get("properties", {}):
+            body["properties"]["model"] = {"type": "string", "enum": list(service.config.names)}
+    return schema
 
 
 async def _failed(_: Request, error: Exception) -> Response:

@@ -133,6 +133,10 @@ class _EngineCollector:
         for drafter, count in status.faults.items():
             faults.add_metric([self._model, drafter], count)
         yield faults
+        decisions = self._labelled("policy_decisions", "Steps by what the policy chose.", ["drafters", "probe"])
+        for (drafters, probe), count in status.decisions.items():
+            decisions.add_metric([self._model, drafters or "none", str(probe).lower()], count)
+        yield decisions
         offered = self._labelled("draft_nodes_offered", "Nodes below an accepted parent.", ["drafter", "depth"])
         accepted = self._labelled("draft_nodes_accepted", "Of those, accepted.", ["drafter", "depth"])
         for drafter, counts in status.tally.counts.items():

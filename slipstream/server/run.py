@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 
 import uvicorn
@@ -20,6 +21,7 @@ _LAST_WORDS_S = 5  # for connections that do not take their last bytes
 
 def serve(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it. Raises what loading raised, or EngineClosed if the engine is beyond repair."""
+    allow_connections()
     make_server(service).run(sockets=[listening])
     if service.failure is not None:
         raise service.failure
@@ -39,6 +41,12 @@ def make_server(service: Service) -> uvicorn.Server:
     return _Server(config, service)
 
 
+def allow_connections() -> None:
+    """Allow as many open files as the system lets this process have: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 is any free one. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -46,6 +54,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(_BACKLOG)  # who connects before the server runs waits for it
     except OSError:
         listening.close()
         raise

@@ -30,7 +30,7 @@ def total(completions: Iterable[Completion]) -> Stats:
     """The counters of all choices."""
     stats = Stats()
     for completion in completions:
-        stats.add(replace(completion.stats, origins=[]))
+        stats.add(replace(completion.stats, origins=[], decisions=[]))
     return stats
 
 

@@ -15,6 +15,7 @@ from slipstream.drafters import Drafter, DraftOptions
 from slipstream.drafters.base import DraftRequest
 from slipstream.drafters.heads.head_checkpoint import own
 from slipstream.errors import SlipstreamError
+from slipstream.policy import saved as saving
 from slipstream.policy.saved import SavedPolicy
 from slipstream.tree import TokenTree
 from tests.tiny import tiny_llm
@@ -161,7 +162,8 @@ def test_what_was_learnt_is_kept_between_runs(
     saved = SavedPolicy(policy, "some-model", ("int8", "cpu", 2))
     saved.save()
     assert not list(tmp_path.rglob("*.json")), "too little to be worth it"
-    monkeypatch.setattr(policy, "decoded_ms", 1e6)
+    monkeypatch.setattr(saving, "_WORTH_SAVING_MS", 1.0)
+    monkeypatch.setattr(policy, "decoded_ms", 2.0)
     saved.save()
     (path,) = tmp_path.rglob("*.json")
     other = tiny_llm(context=300, speculate="auto").engine.policy

@@ -149,4 +149,4 @@ def test_requests_of_many_threads_at_once_count_once(server: Served) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(client, range(8))) == [2] * 8
-    assert server.service.active == 0
+    wait_for(lambda: server.service.active == 0)

@@ -230,19 +230,17 @@ def test_where_the_policy_decides(browser: Any, tiny: str) -> None:
     """Its drafters can be chosen, trees can be limited, and each step has its reason."""
     with served(tiny, speculate="auto") as running, opened(browser, running.url) as page:
         connected(page)
-        assert page.locator("#drafter option").all_text_contents() == [
-            "auto (default)",
-            "suffix",
-            "none: plain decoding",
-        ]
+        first, *parts, last = page.locator("#drafter option").all_text_contents()
+        assert (first, last) == ("auto (default)", "none: plain decoding") and "suffix" in parts
+        assert parts == [name for name in running.llm.drafters if name not in ("auto", "none")]
         page.locator("#nodes").fill("3")
         with page.expect_request("**/v1/chat/completions") as sent:
             ask(page, "The quick brown fox")
         assert json.loads(sent.value.post_data)["speculate"] == "auto:max_nodes=3"
         answered(page)
-        assert page.locator(".token[data-origin]").count() > 0
         assert page.locator("#tree .node").count() <= 3 + 2
-        assert "promised" in page.locator("#decision").text_content()
+        page.locator("#bars [data-step='5']").click()  # whether it drafts depends on the clock, not that it says why
+        assert page.locator("#decision").text_content().startswith("Policy: ")
         page.locator("#drafter").select_option("suffix")
         assert page.locator("#nodes").is_disabled()
         with page.expect_request("**/v1/chat/completions") as sent:

@@ -45,7 +45,7 @@ class ModelSetup:
         DEFAULT_MODEL
     )
     speculate: Annotated[
-        str | None, Described("drafter: suffix (the default), none, ngram:max_n=5,depth=8, or JSON", metavar="DRAFTER")
+        str | None, Described("drafter: auto (the default), none, ngram:max_n=5,depth=8, or JSON", metavar="DRAFTER")
     ] = None
     speculative_config: Annotated[str | None, Described("the same, in vLLM's format", metavar="JSON")] = None
     profile: Annotated[str | None, Described("what `slipstream tune` recommended", metavar="FILE")] = None

@@ -1,0 +1,167 @@
+"""Predicted outputs: how much faster an answer comes if an earlier version of it is known.
+
+    python -m benchmarks.prediction [--model qwen2.5-coder-1.5b] [--quantize int8] [--threads 2] [--tokens 400]
+                                    [--speculate auto] [--rounds 2] [--json FILE]
+
+Two tasks. *elsewhere*: the prompt describes a module and does not hold it; the prediction is the model's own answer
+with three lines changed, as an editor that has an older version would send it. *in the prompt*: the prompt holds a file
+and asks for three changes; the prediction is that file. Plain decoding, the drafter without the prediction and with it
+answer in turns, greedily; the tokens must be identical. Speed-ups are of decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from slipstream import LLM, SamplingParams
+from slipstream.types import Stats
+
+MODULES = [
+    "a stack, a queue and a priority queue, each a class with a docstring and tests",
+    "a bank account with deposits, withdrawals, interest and a history of transactions",
+    "a parser and an evaluator of arithmetic expressions with brackets",
+]
+FILE = '''"""Rectangles and circles."""
+
+import math
+
+
+class Rectangle:
+    """A rectangle with two sides."""
+
+    def __init__(self, width, height):
+        self.width = width
+        self.height = height
+
+    def area(self):
+        """The area of the rectangle."""
+        return self.width * self.height
+
+    def perimeter(self):
+        """The perimeter of the rectangle."""
+        return 2 * (self.width + self.height)
+
+    def scale(self, factor):
+        """A rectangle with both sides multiplied by a factor."""
+        return Rectangle(self.width * factor, self.height * factor)
+
+
+class Circle:
+    """A circle with a radius."""
+
+    def __init__(self, radius):
+        self.radius = radius
+
+    def area(self):
+        """The area of the circle."""
+        return math.pi * self.radius ** 2
+
+    def perimeter(self):
+        """The perimeter of the circle."""
+        return 2 * math.pi * self.radius
+
+    def scale(self, factor):
+        """A circle with its radius multiplied by a factor."""
+        return Circle(self.radius * factor)
+'''
+CHANGES = [
+    "rename the method perimeter to circumference in both classes",
+    "rename the class Rectangle to Box everywhere",
+    "add a method diameter to Circle that returns twice the radius",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task: tokens a second of three ways, and what became of the prediction."""
+
+    task: str
+    plain: float
+    drafted: float
+    predicted: float
+    tokens_per_step: float
+    accepted: int
+    rejected: int
+
+
+def edited(text: str) -> str:
+    """The text with three of its lines changed."""
+    lines = text.split("\n")
+    for place in (len(lines) // 5, len(lines) // 2, 4 * len(lines) // 5):
+        lines[place] = lines[place].replace("return", "yield").replace("self", "this") + "  # to be changed"
+    return "\n".join(lines)
+
+
+def tasks(llm: LLM, tokens: int) -> dict[str, list[tuple[str, str]]]:
+    """Prompts and their predictions, by kind."""
+    asked = [f"Write a Python module with {module}. Answer with the code only." for module in MODULES]
+    how = SamplingParams(temperature=0.0, max_tokens=tokens, speculate=False)
+    written = llm.chat([[{"role": "user", "content": prompt}] for prompt in asked], how)
+    held = f"```python\n{FILE}```\nRewrite this file: {'; '.join(CHANGES)}. Answer with the whole file only."
+    return {
+        "elsewhere": [(prompt, edited(output.text)) for prompt, output in zip(asked, written, strict=True)],
+        "in the prompt": [(held, f"```python\n{FILE}```")],
+    }
+
+
+def measure(llm: LLM, task: str, pairs: list[tuple[str, str]], arguments: argparse.Namespace) -> Row:
+    totals = {way: Stats() for way in ("plain", "drafted", "predicted")}
+    for number in range(arguments.rounds + 1):  # the first round is a warm-up
+        for prompt, prediction in pairs:
+            texts = set()
+            for way, total in totals.items():
+                how = SamplingParams(
+                    temperature=0.0,
+                    max_tokens=arguments.tokens,
+                    speculate=False if way == "plain" else None,
+                    prediction=prediction if way == "predicted" else None,
+                )
+                (output,) = llm.chat([{"role": "user", "content": prompt}], how)
+                texts.add(tuple(output.token_ids))
+                if number:
+                    total.add(output.stats)
+            assert len(texts) == 1, "a prediction changed the text"
+    plain, drafted, predicted = totals.values()
+    accepted, rejected = predicted.outcome_of("prediction")
+    return Row(
+        task,
+        plain.tokens_per_second,
+        drafted.tokens_per_second,
+        predicted.tokens_per_second,
+        predicted.tokens_per_step,
+        accepted,
+        rejected,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--quantize", default="auto")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--speculate", default="auto", help="a drafter that uses predictions")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    llm = LLM(arguments.model, speculate=arguments.speculate, quantize=arguments.quantize)
+    print("| the file is | over plain | over the drafter without it | tokens per step | accepted | rejected |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
+    rows = []
+    for task, pairs in tasks(llm, arguments.tokens).items():
+        row = measure(llm, task, pairs, arguments)
+        rows.append(row)
+        gains = f"{row.predicted / row.plain:.2f}x | {row.predicted / row.drafted:.2f}x"
+        print(f"| {task} | {gains} | {row.tokens_per_step:.2f} | {row.accepted} | {row.rejected} |", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()
