@@ -200,16 +200,13 @@ class EngineClient:
     def warm_up(self) -> WarmUp:
         """Compile kernels and capture graphs now, rather than during the first requests.
 
-        Makes the rounds of all loaded drafters, for every size of batch up to `max_num_seqs` and every kind of
-        sampling, and runs prompts of several lengths, one after the other, whose results are dropped: attention splits
-        a context by the number of rows, and each split is a kernel of its own. Call it before the first request. Does
-        nothing on a CPU. Returns what it took.
+        Makes the rounds of all loaded drafters, for every batch up to `max_num_seqs` and every kind of sampling, and
+        runs prompts of the lengths that graphs are made for. Does nothing on a CPU. Returns what it took.
         """
         if self.model.device == "cpu":
             return WarmUp()
         began, before = time.perf_counter(), torch.cuda.memory_reserved()
-        device = self.engine.device
-        if device is not None:
+        if (device := self.engine.device) is not None:
             self._loop.call(device.warm_up)
         how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
         prompts = [[token] * length for length in _WARM_UP_LENGTHS for token in range(2)] + [[*range(_WARM_UP_NEW)]]

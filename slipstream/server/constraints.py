@@ -6,6 +6,7 @@ from typing import Any
 
 from slipstream.server.failures import ApiError
 from slipstream.server.parsing import Parsing
+from slipstream.server.parsing.after_reasoning import after_reasoning
 from slipstream.server.parsing.base import ParserRequest
 from slipstream.server.wire.common import ResponseFormat, SamplingBody
 from slipstream.text import Tokenizer
@@ -28,15 +29,14 @@ def constraints(body: SamplingBody) -> dict[str, Any] | None:
 def chat_constraints(
     body: SamplingBody, asked: ParserRequest, parsing: Parsing, tokenizer: Tokenizer
 ) -> dict[str, Any] | None:
-    """The same for a chat, where a tool choice may force calls."""
+    """The same for a chat, where a tool choice may force calls; it holds after the reasoning part."""
     wanted = constraints(body)
     special = {tokenizer.token(id) or "": id for id in tokenizer.special_ids}
     forced = parsing.grammar(asked, special)
-    if forced is None:
-        return wanted
-    if wanted is not None:
+    if forced is not None and wanted is not None:
         raise ApiError(400, "tool_choice demands calls, so nothing else can be demanded", param="tool_choice")
-    return {"grammar": forced}
+    wanted = wanted if forced is None else {"grammar": forced}
+    return wanted and after_reasoning(wanted, parsing.reasoning_style, asked.prompt_end, special)
 
 
 def _format(wanted: ResponseFormat | None) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from slipstream.errors import OptionError
 from slipstream.server.parsing.base import ParserRequest
 
 # What llguidance writes between the parts of an object: as models were trained to, and never endless white space.
-_SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 def function_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -106,4 +106,4 @@ def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters") or {}
     if not isinstance(schema, Mapping):
         raise OptionError(f"the parameters of function {function['name']!r} are not a JSON schema")
-    return {"type": "object", **schema, "x-guidance": _SPACING}
+    return {"type": "object", **schema, "x-guidance": SPACING}
