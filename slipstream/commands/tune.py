@@ -70,7 +70,8 @@ def tune(
         print_json(found, indent=1)
         return
     tried = sorted(found["tried"].items(), key=lambda pair: -pair[1])
-    show_table(["tried", "speed-up until it was dropped"], [[name, f"{speed:.2f}x"] for name, speed in tried], right=[1])
+    rows = [[name, f"{speed:.2f}x"] for name, speed in tried]
+    show_table(["tried", "speed-up until it was dropped"], rows, right=[1])
     say("")
     for line in found["advice"]:
         say(line)
