@@ -179,14 +179,15 @@ def check(heard: list[Heard], wanted: list[Job], texts: dict[int, str]) -> dict[
     return counts
 
 
-def reference(llm: LLM, wanted: list[Job]) -> tuple[dict[int, str], float, int]:
-    """Texts, seconds and tokens of `LLM.chat` for all requests at once."""
-    conversations = [[{"role": "user", "content": job.prompt}] for job in wanted]
+def reference(llm: LLM, wanted: list[Job], at_once: int) -> tuple[dict[int, str], float, int]:
+    """Texts, seconds and tokens of `LLM` for all requests, so many at a time."""
     began = time.perf_counter()
-    outputs = llm.chat(conversations, [job.params for job in wanted])
+    prompts = (llm.chat_prompts([{"role": "user", "content": job.prompt}])[0] for job in wanted)
+    pairs = ((prompt, job.params) for prompt, job in zip(prompts, wanted, strict=True))
+    outputs = dict(llm.answers(pairs, at_once, text=True))
     seconds = time.perf_counter() - began
-    texts = {job.seed: output.text for job, output in zip(wanted, outputs, strict=True)}
-    return texts, seconds, sum(len(output.token_ids) for output in outputs)
+    texts = {job.seed: outputs[place].text for place, job in enumerate(wanted)}
+    return texts, seconds, sum(len(output.token_ids) for output in outputs.values())
 
 
 def idle_pages(port: int) -> bool:
@@ -206,7 +207,7 @@ def speed(port: int, llm: LLM, wanted: list[Job], at_once: int, rounds: int) -> 
     adjusted: list[float] = []
     rates: list[tuple[float, float]] = []
     for _ in range(rounds):
-        _, alone, tokens = reference(llm, wanted)
+        _, alone, tokens = reference(llm, wanted, at_once)
         cpu, began = time.process_time(), time.perf_counter()
         asyncio.run(ask_all(port, wanted, at_once))
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -254,7 +255,7 @@ def main() -> None:
     wanted = jobs(given.streams, given.tokens, 1 / 3)
     allow_connections()
     llm = LLM(given.model, quantize=given.quantize, speculate=given.speculate, max_num_seqs=64)
-    texts, _, _ = reference(llm, wanted)
+    texts, _, _ = reference(llm, wanted, len(wanted))
     found: dict[str, Any] = {}
     arguments = ["--model", given.model, "--quantize", given.quantize, "--speculate", given.speculate]
     with server([*arguments, "--max-queue", str(given.streams)]) as (port, process):

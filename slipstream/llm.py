@@ -30,7 +30,6 @@ from slipstream.models.formats.checkpoint import Checkpoint
 from slipstream.models.load import choose_device
 from slipstream.models.model import Model
 from slipstream.models.view import TargetView
-from slipstream.profiles import read_profile
 from slipstream.progress_bar import progress_bar
 from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
@@ -88,11 +87,8 @@ class EngineClient:
             checks.number("gpu_memory_utilization", gpu_memory_utilization, 0.01, 1.0)
         if speculative_config is not None and speculate != DEFAULT:
             raise OptionError("give either speculate or speculative_config, not both")
-        found = None if profile is None else read_profile(profile)
-        if found is not None:
-            if speculative_config is not None or speculate != DEFAULT:
-                raise OptionError("give either a profile or a drafter, not both")
-            speculate = found.speculate
+        found = inputs.given_profile(profile, alone=speculative_config is None and speculate == DEFAULT)
+        speculate = speculate if found is None else found.speculate
         beside = tuple(map(parse_speculate, checks.listed("drafters", drafters, "drafters")))  # type: ignore[arg-type]
         chosen = parse_speculate(speculate if speculative_config is None else speculative_config)
         config = EngineConfig(
