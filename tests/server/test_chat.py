@@ -37,7 +37,7 @@ def streamed(events: list[Any]) -> dict[int, str]:
 def test_a_whole_answer_is_the_engines(server: Served, llm: LLM) -> None:
     answer, output = server.answer(PATH, BODY), wanted(llm)
     (choice,) = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": output.text}
+    assert choice["message"] == {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
     assert choice["finish_reason"] == output.finish_reason == "length"
     assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
     usage = answer["usage"]

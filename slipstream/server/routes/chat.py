@@ -73,6 +73,8 @@ class ChatCall:
         message: dict[str, Any] = {
             "role": "assistant",
             "content": first.content + rest.content or ("" if not calls else None),
+            "refusal": None,
+            "annotations": [],
         }
         if first.reasoning or rest.reasoning:
             message["reasoning_content"] = first.reasoning + rest.reasoning

@@ -21,10 +21,12 @@ from slipstream.server.sse import EventStream, JsonResponse, event, unless_gone
 from slipstream.server.wire.responses import ResponsesBody
 from slipstream.types import Logprobs
 
-_ECHOED = (
-    "instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "tool_choice", "tools",
-    "top_logprobs", "top_p", "user", "reasoning", "text",
-)  # fmt: skip
+# What a response tells of its request, with what stands for a field that was not given.
+_ECHOED: dict[str, Any] = {
+    "instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True, "temperature": 1.0,
+    "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0, "presence_penalty": 0.0,
+    "frequency_penalty": 0.0, "user": None, "safety_identifier": None, "prompt_cache_key": None, "reasoning": None,
+}  # fmt: skip
 
 
 def response_routes(service: Service) -> APIRouter:
@@ -116,13 +118,13 @@ class ResponseCall:
             "store": False,
             "background": False,
             "truncation": "disabled",
-            **{name: given.get(name) for name in _ECHOED},
+            "service_tier": "default",
+            "max_tool_calls": None,
+            **{name: given.get(name, default) for name, default in _ECHOED.items()},
+            "text": {"format": {"type": "text"}} | given.get("text", {}),
+            "completed_at": int(time.time()) if status == "completed" else None,
             "usage": None,
         }
-        told["tools"] = told["tools"] or []
-        told["tool_choice"] = told["tool_choice"] or "auto"
-        told["parallel_tool_calls"] = told["parallel_tool_calls"] is not False
-        told["text"] = {"format": {"type": "text"}} | (told["text"] or {})
         if follower is not None:
             told |= follower.counters()
             usage = follower.usage()
