@@ -64,6 +64,8 @@ class Decision(NamedTuple):
     def reason(self) -> str:
         """The decision in one sentence."""
         plain = f"plain decoding gives 1 in {self.plain_ms:.1f} ms"
+        if not self.drafters and self.probe:
+            return "no draft: the step measured what plain decoding costs"
         if not self.drafters:
             return f"no draft: nothing promised more than plain decoding ({self.plain_ms:.1f} ms a token)"
         who = "+".join(self.drafters)

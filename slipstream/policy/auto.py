@@ -242,7 +242,7 @@ class AutoPolicy:
     def _plain(self, sequence: Sequence, ms: float) -> Plan:
         record = _record(sequence)
         record.step += 1
-        record.pending = Pending((), Context(0, record.warmth, 0), 0, False, 1, ms, ms, 1, 1 / ms)
+        record.pending = Pending((), Context(0, record.warmth, 0), 0, True, 1, ms, ms, 1, 1 / ms)
         return Plan()
 
     def _planned(
