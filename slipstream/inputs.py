@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from slipstream import checks
 from slipstream.errors import OptionError, PromptError, unknown_choice
+from slipstream.profiles import Profile, read_profile
 from slipstream.sampling import BadWords
 from slipstream.text import Tokenizer
 from slipstream.text.chat import check_messages
@@ -134,6 +135,15 @@ def as_params(params: object, count: int) -> list[SamplingParams]:
         if not isinstance(one, SamplingParams):
             raise OptionError(f"sampling_params[{place}] must be SamplingParams, not {type(one).__name__}")
     return each
+
+
+def given_profile(path: str | Path | None, *, alone: bool) -> Profile | None:
+    """The profile, if one is given; `alone`: no drafter is given beside it."""
+    if path is None:
+        return None
+    if not alone:
+        raise OptionError("give either a profile or a drafter, not both")
+    return read_profile(path)
 
 
 def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:

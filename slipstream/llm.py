@@ -30,7 +30,6 @@ from slipstream.models.formats.checkpoint import Checkpoint
 from slipstream.models.load import choose_device
 from slipstream.models.model import Model
 from slipstream.models.view import TargetView
-from slipstream.profiles import read_profile
 from slipstream.progress_bar import progress_bar
 from slipstream.sequence import Request, Sequence
 from slipstream.text import Tokenizer
@@ -88,11 +87,8 @@ class EngineClient:
             checks.number("gpu_memory_utilization", gpu_memory_utilization, 0.01, 1.0)
         if speculative_config is not None and speculate != DEFAULT:
             raise OptionError("give either speculate or speculative_config, not both")
-        found = None if profile is None else read_profile(profile)
-        if found is not None:
-            if speculative_config is not None or speculate != DEFAULT:
-                raise OptionError("give either a profile or a drafter, not both")
-            speculate = found.speculate
+        found = inputs.given_profile(profile, alone=speculative_config is None and speculate == DEFAULT)
+        speculate = speculate if found is None else found.speculate
         beside = tuple(map(parse_speculate, checks.listed("drafters", drafters, "drafters")))  # type: ignore[arg-type]
         chosen = parse_speculate(speculate if speculative_config is None else speculative_config)
         config = EngineConfig(
@@ -204,16 +200,13 @@ class EngineClient:
     def warm_up(self) -> WarmUp:
         """Compile kernels and capture graphs now, rather than during the first requests.
 
-        Makes the rounds of all loaded drafters, for every size of batch up to `max_num_seqs` and every kind of
-        sampling, and runs prompts of several lengths, one after the other, whose results are dropped: attention splits
-        a context by the number of rows, and each split is a kernel of its own. Call it before the first request. Does
-        nothing on a CPU. Returns what it took.
+        Makes the rounds of all loaded drafters, for every batch up to `max_num_seqs` and every kind of sampling, and
+        runs prompts of the lengths that graphs are made for. Does nothing on a CPU. Returns what it took.
         """
         if self.model.device == "cpu":
             return WarmUp()
         began, before = time.perf_counter(), torch.cuda.memory_reserved()
-        device = self.engine.device
-        if device is not None:
+        if (device := self.engine.device) is not None:
             self._loop.call(device.warm_up)
         how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
         prompts = [[token] * length for length in _WARM_UP_LENGTHS for token in range(2)] + [[*range(_WARM_UP_NEW)]]

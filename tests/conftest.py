@@ -50,10 +50,12 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_policies() -> Iterator[None]:
-    """What policies learn in tests is not kept: the next run would start from it."""
+def no_saved_policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Policies start from nothing, and what they learn in one test is not kept for the next."""
+    nowhere = tmp_path_factory.mktemp("policies") / "nowhere"
+    nowhere.write_text("a file, so that nothing can be written below it")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("slipstream.policy.saved._WORTH_SAVING_MS", float("inf"))
+        patch.setattr("slipstream.policy.saved.directory", lambda: nowhere)
         yield
 
 

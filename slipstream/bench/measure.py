@@ -145,9 +145,10 @@ class Run:
         stats, prompt = completion.stats, self.prompts[index]
         steps = tuple(steps_of(deltas, len(request[0])))
         draft_ms, other_ms = stats.draft_ms / max(1, stats.drafting_steps), stats.other_ms / max(1, stats.steps)
-        self.traces.append(
-            TracedAnswer(setting, prompt.category, prompt.name, len(request[0]), steps, draft_ms, other_ms)
-        )
+        if len(steps) == stats.steps:  # of a reader that fell far behind, trees are dropped
+            self.traces.append(
+                TracedAnswer(setting, prompt.category, prompt.name, len(request[0]), steps, draft_ms, other_ms)
+            )
         return [completion]
 
     def _encoded(self, index: int, turn: int, condition: Condition) -> list[int]:

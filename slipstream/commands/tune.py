@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from slipstream.commands.shared.options import Described, EngineSetup
 from slipstream.commands.shared.terminal import print_json, say, show_table
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
+from slipstream.models.formats.builtin import DEFAULT_MODEL
 
 _BUDGET_S = 120.0
 _PROFILE = "profile.toml"
@@ -68,9 +70,11 @@ def tune(
         print_json(found, indent=1)
         return
     tried = sorted(found["tried"].items(), key=lambda pair: -pair[1])
-    show_table(["tried", "speed-up"], [[name, f"{speed:.2f}x"] for name, speed in tried], right=[1])
+    rows = [[name, f"{speed:.2f}x"] for name, speed in tried]
+    show_table(["tried", "speed-up until it was dropped"], rows, right=[1])
     say("")
     for line in found["advice"]:
         say(line)
     say(f"\nrecommended: {found['speculate']}", "bold")
-    say(f"  {executable()} run --profile {place} 'Why is the sky blue?'", "bold")
+    choice = "" if setup.model == DEFAULT_MODEL else f" -m {shlex.quote(setup.model)}"
+    say(f"  {executable()} run{choice} --profile {shlex.quote(str(place))} 'Why is the sky blue?'", "bold")

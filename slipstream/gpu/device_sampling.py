@@ -113,10 +113,15 @@ def _left(scaled: torch.Tensor, cuts: RowCuts) -> torch.Tensor:
     return torch.zeros_like(left).scatter_(1, ids, left)
 
 
+def _together(sampler: Sampler) -> bool:
+    """Whether its choices need only the logits and a few numbers. Cuts count what a grammar leaves, which varies."""
+    return not sampler.params.adjusts and (sampler.constraint is None or not sampler.params.cuts)
+
+
 def choose_trees(
     samplers: Sequence[Sampler], trees: Sequence[TokenTree], logits: torch.Tensor
 ) -> list[list[int] | None]:
-    """For each tree the choices after all its nodes, or None if the sampler adjusts its logits.
+    """For each tree the choices after all its nodes, before any grammar; None if they depend on more than the row.
 
     logits [nodes of all trees, vocab], tree after tree.
     """
@@ -128,7 +133,7 @@ def choose_trees(
     start = 0
     for sampler, tree in zip(samplers, trees, strict=True):
         nodes = len(tree)
-        if not sampler.params.adjusts:
+        if _together(sampler):
             rows.extend(range(start, start + nodes))
             stems.extend([sampler.stem] * nodes)
             positions.extend(sampler.position + depth for depth in tree.depths)
@@ -150,6 +155,6 @@ def choose_trees(
             ).tolist()
         )
     return [
-        [next(chosen) for _ in range(len(tree))] if not sampler.params.adjusts else None
+        [next(chosen) for _ in range(len(tree))] if _together(sampler) else None
         for sampler, tree in zip(samplers, trees, strict=True)
     ]

@@ -23,6 +23,11 @@ _SHIPPED = Path(__file__).parent / "shipped"
 _WORTH_SAVING_MS = 2000.0  # of decoding: less teaches little
 
 
+def directory() -> Path:
+    """Where the files are."""
+    return cache_directory() / "policy"
+
+
 class SavedPolicy:
     """The file of one policy. `facts`: whatever costs depend on, such as the machine and the number of threads."""
 
@@ -30,7 +35,7 @@ class SavedPolicy:
         self._policy = policy
         self._shipped = _SHIPPED / f"{fingerprint}.json"
         name = "-".join(str(fact).replace("/", "_").replace(" ", "_") for fact in (fingerprint, *facts))
-        self._path = cache_directory() / "policy" / f"{name}.json"
+        self._path = directory() / f"{name}.json"
 
     def restore(self) -> None:
         """Start from the last run, or from what is shipped. A file that cannot be read is ignored."""
@@ -40,7 +45,7 @@ class SavedPolicy:
                 if state.pop("format") == _FORMAT:
                     self._policy.restore(state)
                     return
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 log.warning("%s is ignored: %s", path, error)

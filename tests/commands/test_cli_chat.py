@@ -164,7 +164,7 @@ def test_drafter_is_changed_in_mid_talk(tiny: str, other: str) -> None:
     assert [("nothing drafted" in line) for line in done.stderr.splitlines() if " tok/s" in line][1]
     wrong = talk(tiny, "/drafter sufix", f"/drafter draft_model:model={other}", "/drafter", "Hi")
     assert "error: unknown drafter 'sufix' (did you mean 'suffix'?" in wrong.stderr
-    assert "token 3 is '<|extra|>' in the draft" in wrong.stderr and "(drafter: suffix)" in wrong.stderr
+    assert "token 3 is '<|extra|>' in the draft" in wrong.stderr and "(drafter: auto)" in wrong.stderr
 
 
 def test_help_names_every_command(tiny: str) -> None:

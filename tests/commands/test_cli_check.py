@@ -22,7 +22,7 @@ def test_drafters() -> None:
     assert all(drafter[fact] for drafter in listed["drafters"] for fact in ("summary", "helps", "cost", "needs"))
     one = json.loads(invoke("drafters", "ngram", "--json").stdout)
     assert {"name": "max_n", "type": "int", "default": 4} in one["options"]
-    assert "suffix (default)" in invoke("drafters").stdout
+    assert "auto (default)" in invoke("drafters").stdout
     assert invoke("drafters", "nope").exit_code == 2
 
 
@@ -54,7 +54,7 @@ def test_a_broken_plugin_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(registry, "entry_points", lambda group: [broken])
     done = invoke("drafters")
     assert done.exit_code == 0
-    assert "cannot be loaded: ModuleNotFoundError" in done.stdout and "suffix (default)" in done.stdout
+    assert "cannot be loaded: ModuleNotFoundError" in done.stdout and "auto (default)" in done.stdout
 
 
 def test_check_plans_memory(tiny: str) -> None:

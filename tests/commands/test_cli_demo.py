@@ -64,7 +64,7 @@ def test_demo_notices_a_difference(tmp_path_factory: pytest.TempPathFactory, mon
 
     monkeypatch.setattr(Match, "__call__", meddle)
     roomy = str(save_model(tmp_path_factory.mktemp("roomy"), context=4096))
-    done = invoke("demo", "-m", roomy, "--max-tokens", "24")
+    done = invoke("demo", "-m", roomy, "--speculate", "suffix", "--max-tokens", "24")
     assert done.exit_code == 1
     assert "NOT identical" in done.stdout
 

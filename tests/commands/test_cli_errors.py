@@ -123,7 +123,7 @@ def test_warnings_of_the_engine_go_to_stderr(tiny: str, monkeypatch: pytest.Monk
         raise RuntimeError("out of ideas")
 
     monkeypatch.setattr(SuffixDrafter, "propose", fail)
-    done = invoke("run", "-m", tiny, "--max-tokens", "3", "--ignore-eos", "Hi")
+    done = invoke("run", "-m", tiny, "--speculate", "suffix", "--max-tokens", "3", "--ignore-eos", "Hi")
     assert done.exit_code == 0
     assert re.search(r"^warning: .*out of ideas", done.stderr, re.MULTILINE)
     assert "draft faults: 1" in done.stderr

@@ -117,7 +117,7 @@ def test_run_reads_standard_input(tiny: str) -> None:
 
 
 def test_run_show_origin_marks_drafted_tokens(tiny: str) -> None:
-    options = ["run", "-m", tiny, "--max-tokens", "60", "--ignore-eos", "fox fox fox fox fox fox fox"]
+    options = ["run", "-m", tiny, "--speculate", "suffix", "--max-tokens", "60", "--ignore-eos", " fox" * 7]
     done = invoke(*options, "--show", "origin")
     accepted = json.loads(invoke(*options, "--json").stdout)["stats"]["accepted"]
     assert done.exit_code == 0
@@ -129,7 +129,7 @@ def test_run_show_origin_marks_drafted_tokens(tiny: str) -> None:
 
 
 def test_run_show_tree_draws_every_step(tiny: str) -> None:
-    options = ["run", "-m", tiny, "--max-tokens", "40", "--ignore-eos", "fox fox fox fox fox fox fox"]
+    options = ["run", "-m", tiny, "--speculate", "suffix", "--max-tokens", "40", "--ignore-eos", " fox" * 7]
     done = invoke(*options, "--show", "tree")
     stats = json.loads(invoke(*options, "--json").stdout)["stats"]
     assert len(re.findall(r"^step \d+", done.stdout, re.MULTILINE)) == stats["steps"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from slipstream.cache import PagedCache
 from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head
 from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.sequence import TARGET
+from tests.grammars import lettered_llm
 from tests.heads import random_head
 from tests.stepping import stepped
 from tests.tiny import tiny_llm
@@ -61,18 +63,22 @@ def test_a_node_has_the_logits_that_training_gives_it(branch: int, monkeypatch: 
         assert torch.allclose(row, wanted, atol=1e-4), (len(text), path)
 
 
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    "wants",
+    [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.0, "structured_outputs": {"regex": "[a-z ]{40}"}}],
+)
 @pytest.mark.parametrize("vocabulary", [61, 64])  # whole vectors or not
 def test_a_program_drafts_what_operations_do(
-    sampled: bool, vocabulary: int, monkeypatch: pytest.MonkeyPatch, same_trees: None
+    wants: dict[str, Any], vocabulary: int, monkeypatch: pytest.MonkeyPatch, same_trees: None
 ) -> None:
     """Bit for bit: logits, and trees with their confidences, for several texts at once, long and short."""
     place = random_head("eagle3", vocabulary=vocabulary, stirred=0.3)
-    prompts = [[5, 9, 17, 3] * 150, [3, 1, 4, 1, 5], [7] * 40]
-    how = SamplingParams(temperature=0.8 if sampled else 0.0, seed=4, max_tokens=14, ignore_eos=True)
+    prompts = [[5, 9, 17, 3] * (60 if "structured_outputs" in wants else 150), [3, 1, 4, 1, 5], [7] * 40]
+    how = SamplingParams(seed=4, max_tokens=14, ignore_eos="structured_outputs" not in wants, **wants)
     drafts: list[list[Any]] = []
     for by_program in (True, False):
-        llm = tiny_llm(context=700, characters=True, speculate=f"eagle3:checkpoint={place},depth=4,nodes=12,branch=3")
+        made = lettered_llm if "structured_outputs" in wants else partial(tiny_llm, context=700, characters=True)
+        llm = made(speculate=f"eagle3:checkpoint={place},depth=4,nodes=12,branch=3")
         drafter = llm.drafter
         assert isinstance(drafter, Eagle3Drafter)
         if drafter.program is None:

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import LLM
 from slipstream.drafters.cascade import CascadeDrafter
-from slipstream.drafters.merge import MergeDrafter
+from slipstream.drafters.composite import CompositeDrafter
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.tree import TokenTree
 from tests.drafters.test_conformance import ALL, drafting, params, prompts
@@ -19,7 +19,7 @@ __all__ = ["drafting"]  # a fixture
 
 def parts(drafter: AnyDrafter) -> Iterator[AnyDrafter]:
     """The drafters that draft themselves. Of a cascade that is the first: the others judge, round by round."""
-    if isinstance(drafter, MergeDrafter):
+    if isinstance(drafter, CompositeDrafter):
         for part in drafter.drafters:
             yield from parts(part)
     elif isinstance(drafter, CascadeDrafter):
@@ -69,7 +69,7 @@ def test_two_trees_are_built_for_each_sequence_at_most(
     monkeypatch.setattr(TokenTree, "__init__", counting)
     for part in parts(whole):
         monkeypatch.setattr(part, "propose", watched(part.propose))
-    if isinstance(whole, MergeDrafter) and not any(isinstance(part, CascadeDrafter) for part in whole.drafters):
+    if isinstance(whole, CompositeDrafter) and not any(isinstance(part, CascadeDrafter) for part in whole.drafters):
         monkeypatch.setattr(whole, "propose", merging(whole.propose))
     drafting.generate(prompts(3, 11), params(3, temperature=temperature, max_tokens=12))
     assert proposals > 0 or not whole.plan.drafts

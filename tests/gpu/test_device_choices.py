@@ -83,6 +83,18 @@ def test_trees_are_answered_at_every_node_unless_the_logits_must_be_adjusted() -
         assert [eager.choose(node) for node in range(len(tree))] == [lazy.choose(node) for node in range(len(tree))]
 
 
+def test_what_a_grammar_leaves_is_cut_by_the_sampler_itself() -> None:
+    """Without cuts the choice among all tokens is made together, and then checked."""
+    one = sampler(random.Random(1), temperature=1.0, top_p=0.5)
+    logits = torch.randn(1, VOCABULARY)
+    assert choose_trees([one], [TokenTree(1)], logits) != [None]
+    one.constraint = object()  # type: ignore[assignment]
+    assert choose_trees([one], [TokenTree(1)], logits) == [None]
+    free = sampler(random.Random(1), temperature=1.0)
+    free.constraint = object()  # type: ignore[assignment]
+    assert choose_trees([free], [TokenTree(1)], logits) != [None]
+
+
 CUTS = [
     *({}, {"top_p": 0.9}, {"top_p": 0.3}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 5}, {"top_k": 2000}),
     *({"min_p": 0.1}, {"top_k": 20, "top_p": 0.8}, {"top_k": 3, "top_p": 0.5, "min_p": 0.05}, {"min_p": 1.0}),

@@ -156,7 +156,7 @@ def test_a_bad_drafter_changes_no_token_and_is_soon_left_alone(kind: type[Bad]) 
 def test_what_was_learnt_is_kept_between_runs(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    monkeypatch.setattr(saving, "directory", lambda: tmp_path / "policy")
     answer(llm)
     policy = llm.engine.policy
     saved = SavedPolicy(policy, "some-model", ("int8", "cpu", 2))

@@ -36,7 +36,8 @@ def speedups(rows: Sequence[tuple[str, Sequence[Bounds]]], series: Sequence[Seri
     left = 24 + max(width_of(name) for name, _ in rows)
     gap, top = 12, 8
     height = top + len(rows) * (len(series) * _BAR + gap) + 26
-    highest = max((b[2] or b[0] or 1.0) for _, bounds in rows for b in bounds)
+    most = max(b[0] or 1.0 for _, bounds in rows for b in bounds)
+    highest = max(most, *(min(b[2] or 0.0, 1.5 * most) for _, bounds in rows for b in bounds))  # few prompts: wide ones
     svg = Svg(_FULL, height, "Speed-up over plain decoding by category")
     x = Scale(0, max(1.5, highest) * 1.02, left, _FULL - 120)
     for tick in x.ticks(6):

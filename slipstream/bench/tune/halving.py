@@ -72,7 +72,9 @@ class Halving:
         ranked = list(settings)
         for number in range(rounds):
             now = time.monotonic()
-            until = now + max(0.0, deadline - now) / (rounds - number)
+            # Rounds ask about as many prompts each, so that the first, which has most settings, is not the blindest.
+            part = 1 / sum(2.0**-later for later in range(rounds - number))
+            until = now + part * max(0.0, deadline - now)
             share = order[number * len(order) // rounds : (number + 1) * len(order) // rounds] or order
             self._measure(run, share, left, until)
             speeds = self._ranks(run.answers, left)

@@ -16,6 +16,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream import noise
@@ -64,6 +66,7 @@ class Growth:
     leaves: list[tuple[float, int, int]] = field(default_factory=list)  # (joint, parent, token): offered, never fed
     # The model's hidden states at the fed nodes, one row each in slot order, if anything reads them later.
     hidden: list[torch.Tensor] = field(default_factory=list)
+    outputs: npt.NDArray[np.float32] | None = None  # the same of the nodes fed last, if a program ran them
     likeliest: Candidates | None = None  # children of the nodes fed last, if the pass chose them
     logits: torch.Tensor | None = None  # [levels, vocab], if the drafter has those of all levels at once
 

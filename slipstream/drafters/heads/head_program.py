@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream.cache import LayerStore, PageTable
@@ -27,6 +28,9 @@ from slipstream.native.linear import Lines, NativeLinear
 
 _LEAVING = 16  # rows with room for their logits, at first
 _CHILDREN = 16  # likeliest tokens of a row, at most
+
+
+Hidden = npt.NDArray[np.float32]  # [rows, width]; arrays, because an operation on a small tensor costs more
 
 
 class Parts(NamedTuple):
@@ -51,7 +55,7 @@ class Parts(NamedTuple):
 class Left(NamedTuple):
     """What leaves: the layer's output, logits, and the likeliest tokens of each row if they were requested."""
 
-    output: torch.Tensor
+    output: Hidden
     logits: torch.Tensor
     likeliest: Candidates | None
 
@@ -61,10 +65,13 @@ class Left(NamedTuple):
 
     def split(self, counts: Seq[int]) -> Iterator[Left]:
         """Parts of so many rows each."""
-        parts = zip(counts, self.output.split(counts), self.logits.split(counts), strict=True)
+        if len(counts) == 1:
+            yield self
+            return
         start = 0
-        for count, output, logits in parts:
-            yield Left(output, logits, None if self.likeliest is None else self.likeliest[start : start + count])
+        for count in counts:
+            some = slice(start, start + count)
+            yield Left(self.output[some], self.logits[some], None if self.likeliest is None else self.likeliest[some])
             start += count
 
 
@@ -96,16 +103,17 @@ class _Steps:
     def __init__(self, parts: Parts, layers: NativeLayers, buffers: Buffers, leaving: int) -> None:
         width = len(parts.norm)
         self.buffers = buffers
-        self.embedded, self.left = torch.empty(buffers.rows, width), torch.empty(leaving, width)
+        embeddings, self._left = torch.empty(buffers.rows, width), torch.empty(leaving, width)
+        self.embedded, self.x = embeddings.numpy(), buffers.x.numpy()[:, :width]
         self.logits = torch.empty(leaving, parts.output.width)
         self.leaving = np.zeros(1, np.int64)  # how many rows leave
         self._spaces = parts.fuse.space(buffers.rows), parts.output.space(leaving)
         self._weights = [weight * width**0.5 for weight in (parts.embed_norm, parts.hidden_norm, parts.norm)]
         self._floor = torch.tensor([parts.eps * width])
         rows, x, normed = layers.facts, Lines.of(buffers.x), Lines.of(buffers.normed)
-        beside, left = Lines(normed.address + 4 * width, normed.stride), Lines.of(self.left)
+        beside, left = Lines(normed.address + 4 * width, normed.stride), Lines.of(self._left)
         fuse = parts.fuse.steps(rows, Lines(0, 0), x, self._spaces[0])
-        embedded, hidden = self._norm(0, rows, Lines.of(self.embedded), normed), self._norm(1, rows, x, beside)
+        embedded, hidden = self._norm(0, rows, Lines.of(embeddings), normed), self._norm(1, rows, x, beside)
         last = self._norm(2, address_of(self.leaving), x, left)
         output = parts.output.steps(address_of(self.leaving), left, Lines.of(self.logits), self._spaces[1])
         self.shares, self.places = np.empty(leaving * _CHILDREN, np.float32), np.empty(leaving * _CHILDREN, np.int32)
@@ -132,7 +140,6 @@ class HeadProgram:
     def __init__(self, layers: NativeLayers, parts: Parts) -> None:
         self._layers = layers
         self._parts = parts
-        self._width = len(parts.norm)
         self._tokens = parts.vocab.numpy()
         self._steps = _Steps(parts, layers, layers.buffers(1), _LEAVING)
 
@@ -152,36 +159,33 @@ class HeadProgram:
         """Rows of known tokens with features of the target; those in `wanted` leave, with `count` tokens each."""
         steps = self._entered(rows, embedded, store, len(wanted))
         steps.features[Product.X], steps.features[Product.X_STRIDE] = features.data_ptr(), features.stride(0)
-        x = steps.buffers.x
         if len(wanted) == 1:
-            last = x[wanted[0] : wanted[0] + 1, : self._width]
+            last = steps.x[wanted[0] : wanted[0] + 1]
             return self._left(steps, last, steps.known[self._chooses(count)], count).kept()
         kernels.products().run(address_of(steps.enter))
-        last = x[np.array(wanted, np.int64), : self._width]
+        last = steps.x[wanted]
         if not wanted:
             return Left(last, steps.logits[:0, : self._parts.output.outputs], [])
         return self._left(steps, last, steps.leave[self._chooses(count)], count).kept()
 
-    def level(
-        self, rows: NativeRows, embedded: torch.Tensor, hidden: torch.Tensor, store: LayerStore, count: int
-    ) -> Left:
+    def level(self, rows: NativeRows, embedded: torch.Tensor, hidden: Hidden, store: LayerStore, count: int) -> Left:
         """Rows of nodes with the outputs at their parents; all of them leave, with `count` tokens each.
 
         The next pass overwrites the logits.
         """
         steps = self._entered(rows, embedded, store, len(embedded))
-        x = steps.buffers.x[: len(embedded), : self._width]
-        x.copy_(hidden)
+        x = steps.x[: len(embedded)]
+        x[:] = hidden
         return self._left(steps, x, steps.level[self._chooses(count)], count)
 
     def _chooses(self, count: int) -> bool:
         return 0 < count <= _CHILDREN and self._parts.chooses
 
-    def _left(self, steps: _Steps, rows: torch.Tensor, words: Words, count: int) -> Left:
+    def _left(self, steps: _Steps, rows: Hidden, words: Words, count: int) -> Left:
         """Run a program after which these rows leave."""
         leaving = len(rows)
         steps.leaving[0], steps.top[Top.COUNT] = leaving, count
-        steps.source[Norm.X], steps.source[Norm.X_STRIDE] = rows.data_ptr(), rows.stride(0)
+        steps.source[Norm.X], steps.source[Norm.X_STRIDE] = rows.ctypes.data, rows.strides[0] // rows.itemsize
         kernels.products().run(address_of(words))
         likeliest = None
         if self._chooses(count):
@@ -189,7 +193,7 @@ class HeadProgram:
             places = np.minimum(steps.places[: leaving * count], len(self._tokens) - 1)
             found = list(zip(self._tokens[places].tolist(), steps.shares[: leaving * count].tolist(), strict=True))
             likeliest = [found[first : first + count] for first in range(0, leaving * count, count)]
-        return Left(rows.clone(), steps.logits[:leaving, : self._parts.output.outputs], likeliest)
+        return Left(rows.copy(), steps.logits[:leaving, : self._parts.output.outputs], likeliest)
 
     def _entered(self, rows: NativeRows, embedded: torch.Tensor, store: LayerStore, leaving: int) -> _Steps:
         buffers = self._layers.buffers(len(embedded))
@@ -197,7 +201,7 @@ class HeadProgram:
             room = max(len(self._steps.logits), 1 << max(0, leaving - 1).bit_length())
             self._steps = _Steps(self._parts, self._layers, buffers, room)
         self._layers.read(rows, [store])
-        self._steps.embedded[: len(embedded)].copy_(embedded)
+        self._steps.embedded[: len(embedded)] = embedded.numpy()
         return self._steps
 
 

@@ -8,8 +8,9 @@ pass the rows are recomputed from the true hidden states.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from functools import partial
 from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
@@ -69,30 +70,31 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         cache.add_store(self.key, self.layers, 2, config.kv_heads, config.head_dim, dtype)
 
     def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
+        if self.program is not None:
+            known = partial(self._known_by_program, self.program)
+            return _kept(growths, catch_up(self.key, growths, known))
         rows = []
-        for growth, left in zip(growths, catch_up(self.key, growths, self._known), strict=True):
-            growth.hidden, growth.likeliest = [left.output[-1:]], left.likeliest
-            rows.append(left.logits)
+        for growth, (output, logits) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
+            growth.hidden = [output[-1:]]
+            rows.append(logits)
         return rows
 
-    def _known(self, growths: list[Growth], segments: list[Segment]) -> Iterator[Left]:
-        """A pass over known tokens: for each segment the output of its rows, and the logits that it requests."""
+    def _read_features(self, segments: Seq[Segment]) -> torch.Tensor:
+        """The target's hidden states before the tokens of these rows."""
         read = [self._features.read(s.table, s.committed - 1, s.committed - 1 + s.rows) for s in segments]
-        features = read[0] if len(read) == 1 else torch.cat(read)
-        if self.program is not None:
-            return self._known_by_program(self.program, growths, segments, features)
-        output, logits = self._pass(segments, self.hidden(features))
-        parts = zip(output.split([s.rows for s in segments]), logits.split(wanted(segments)), strict=True)
-        return (Left(*part, None) for part in parts)
+        return read[0] if len(read) == 1 else torch.cat(read)
 
-    def _known_by_program(
-        self, program: HeadProgram, growths: list[Growth], segments: list[Segment], features: torch.Tensor
-    ) -> Iterator[Left]:
-        """The same, with no more rows of the output than logits: the root's, if it is fed."""
+    def _known(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A pass over known tokens: for each segment the output of all rows, and the logits that it requests."""
+        output, logits = self._pass(segments, self.hidden(self._read_features(segments)))
+        return zip(output.split([s.rows for s in segments]), logits.split(wanted(segments)), strict=True)
+
+    def _known_by_program(self, program: HeadProgram, growths: list[Growth], segments: list[Segment]) -> Iterator[Left]:
+        """The same; of a segment's rows only the root leaves, if it is there."""
         counts = wanted(segments)
         ends = accumulate(segment.rows for segment in segments)
         last = [end - 1 for end, count in zip(ends, counts, strict=True) if count]
-        embedded = self.target.embed(tokens_of(segments, "cpu"))
+        embedded, features = self.target.embed(tokens_of(segments, "cpu")), self._read_features(segments)
         rows, store = program.rows(segments, self._rope), self._cache.layers(self.key)[0]
         return program.known(rows, embedded, features, store, last, _children(growths)).split(counts)
 
@@ -113,17 +115,15 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         nodes = [NodeRows.of(growth) for growth in growths]
         before = []
         for growth in growths:
-            known = growth.hidden[-1]  # of the level above, which has all parents
-            first = growth.fed - len(known)
-            parents = [parent - first for parent in growth.tree.parents[growth.fed :]]
-            before.append(known[np.array(parents)])
+            above = growth.outputs  # of the level above, which has all parents
+            assert above is not None
+            first = growth.fed - len(above)
+            before.append(above[[parent - first for parent in growth.tree.parents[growth.fed :]]])
         tokens = np.array([token for growth in growths for token in growth.tree.tokens[growth.fed :]])
-        embedded, hidden = self.target.embed(torch.from_numpy(tokens)), torch.cat(before)
+        embedded, hidden = self.target.embed(torch.from_numpy(tokens)), np.concatenate(before)
         rows, store = program.rows(nodes, self._rope), self._cache.layers(self.key)[0]
         left = program.level(rows, embedded, hidden, store, _children(growths))
-        for growth, part in zip(growths, left.split([group.rows for group in nodes]), strict=True):
-            growth.hidden.append(part.output)
-            growth.likeliest = part.likeliest
+        _kept(growths, left.split([group.rows for group in nodes]))
         return left.logits
 
     def _pass(self, segments: list[Segment], hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,6 +174,15 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
     def rollback(self, sequence: Sequence, length: int) -> None:
         sequence.drafting.pop(self.key, None)
         self._cache.truncate(sequence.table, self.key, length)
+
+
+def _kept(growths: Seq[Growth], left: Iterable[Left]) -> list[torch.Tensor]:
+    """Keep what left a pass with the trees; returns the logits."""
+    rows = []
+    for growth, part in zip(growths, left, strict=True):
+        growth.outputs, growth.likeliest = part.output, part.likeliest
+        rows.append(part.logits)
+    return rows
 
 
 def _children(growths: Seq[Growth]) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from slipstream.native.ir import I8, Code, Value
 
 _PARTS, _MORE_PARTS = 8, 32  # parts of a matrix per thread, processed one after the other; for many rows
+_FEW_PARTS, _PANELS = 4, 16  # parts per thread at least, and panels of a part at most, where panels are prefetched
 _AHEAD = 4096  # bytes
 _LINE = 64  # bytes of a cache line
 _FRACTION = 16  # bits
@@ -39,20 +41,35 @@ class Fetch:
             self._code.prefetch(self._code.at(self._start, self._code.plus(place, line), I8))
 
 
+class Turn(NamedTuple):
+    """Whose turn it is: tile `tile` of `tiles` on a panel, which is the first or the last one of a thread's part."""
+
+    tile: Value
+    tiles: Value
+    first: Value
+    last: Value
+
+
 class SteadyFetch:
-    """The same for small products, in which every tile reads all inputs of a panel: a tile alone requests what it will
-    soon read itself; several request what comes after the panel, each a share, evenly over all their rounds. So memory
-    is never idle while a tile multiplies what is in the cache.
+    """Prefetches of tiles each of which reads all inputs of a panel. They request the next panel, each a share, evenly
+    over all their rounds: memory is never idle while a tile multiplies what is in the cache. A panel that nobody has
+    requested, the first one of a part, is read ahead by its first tile.
     """
 
-    def __init__(self, code: Code, start: Value, rounds: Value, step: int, tile: Value, tiles: Value) -> None:
+    def __init__(self, code: Code, start: Value, rounds: Value, step: int, turn: Turn) -> None:
         """Each tile reads `rounds` of `step` bytes from `start` on."""
         self._code, self._start, self._step = code, start, step
-        alone = code.builder.icmp_signed("==", tiles, code.whole(1))
+        builder, one = code.builder, code.whole(1)
+        unread = builder.or_(builder.icmp_signed("==", turn.tiles, one), turn.first)
+        reads_ahead = builder.and_(unread, builder.icmp_signed("==", turn.tile, code.whole(0)))
+        others = builder.select(turn.first, one, code.whole(0))  # tiles that do not take part in the next panel
+        sharers = code.most(code.minus(turn.tiles, others), 1)
         size = code.times(rounds, step)
-        after = code.plus(size, code.times(tile, code.over_up(size, tiles)))
-        self._distance = code.builder.select(alone, code.whole(_AHEAD), after)
-        self._advance = code.over(code.whole(step << _FRACTION), tiles)  # bytes a round, in fixed point
+        after = code.plus(size, code.times(code.minus(turn.tile, others), code.over_up(size, sharers)))
+        after = builder.select(turn.last, code.whole(0), after)  # the panel after the last one is another thread's
+        self._distance = builder.select(reads_ahead, code.whole(_AHEAD), after)
+        slowly = code.over(code.whole(step << _FRACTION), sharers)  # bytes a round, in fixed point
+        self._advance = builder.select(reads_ahead, code.whole(step << _FRACTION), slowly)
 
     def round(self, number: Value) -> None:
         """Issue the prefetches of round `number`. Several tiles request some lines twice, which costs little."""
@@ -75,6 +92,23 @@ def panels_in_turn(code: Code, counter: Value, threads: Value, panels: Value, ti
     parts = code.least(panels, code.times(threads, wanted))
     with code.taking(counter, parts) as part, code.loop(*code.share(panels, part, parts)) as panel:
         yield panel
+
+
+@contextmanager
+def parts_in_turn(
+    code: Code, counter: Value, threads: Value, panels: Value, tiles: Value
+) -> Iterator[tuple[Value, Value]]:
+    """The body runs with the contiguous parts of a thread, (first panel, last panel + 1), for `SteadyFetch`.
+
+    Several tiles prefetch from panel to panel, so their parts are no shorter than balancing the threads needs.
+    """
+    one, builder = code.whole(1), code.builder
+    several = code.most(code.times(threads, _FEW_PARTS), code.over(panels, _PANELS))
+    several = builder.select(builder.icmp_signed("==", threads, one), one, several)
+    wanted = builder.select(builder.icmp_signed("==", tiles, one), code.times(threads, _PARTS), several)
+    parts = code.least(panels, wanted)
+    with code.taking(counter, parts) as part:
+        yield code.share(panels, part, parts)
 
 
 @contextmanager

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from slipstream.native.gemm.fetch import SteadyFetch
+from slipstream.native.gemm.fetch import SteadyFetch, Turn
 from slipstream.native.gemm.float_gemm import Ending
-from slipstream.native.gemm.int8_gemm import add_tiles, tile_rows
-from slipstream.native.ir import F32, I16, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.gemm.int8_gemm import TILE, add_tiles, tile_rows
+from slipstream.native.ir import F32, I16, I32, Code, Value, floats
 from slipstream.native.kernel_args import Digits
 from slipstream.native.shape import DIGIT_BASE, GROUP
 from slipstream.native.shape import DIGIT_LANES as LANES
@@ -31,15 +31,15 @@ def add_product(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> 
 
 
 def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
+    code = Code(module, name, TILE, inner=True)
     builder, dot = code.builder, code.dot if vnni else code.dot_by_pairs
-    arguments, panel, begin, number, count = code.arguments
+    arguments, panel, begin, *turn = code.arguments
     inputs = code.number(arguments, Digits.INPUTS)
     groups = code.over(inputs, GROUP)
     whole, vector = ir.VectorType(I32, LANES), floats(LANES)
     size = code.times(groups, 2 * _VECTORS * LANES)  # of a panel, in groups of four bytes
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I32)
-    fetch = SteadyFetch(code, weight, groups, 8 * _VECTORS * LANES, number, count)
+    fetch = SteadyFetch(code, weight, groups, 8 * _VECTORS * LANES, Turn(*turn))
     grids = code.at(code.address(arguments, Digits.SCALES), code.times(panel, groups, 4 * LANES), I16)
     all_digits, sums_of_groups = code.address(arguments, Digits.DIGITS), code.address(arguments, Digits.SUMS)
     digits = [

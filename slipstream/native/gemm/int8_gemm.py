@@ -14,9 +14,9 @@ from functools import partial
 
 from llvmlite import ir
 
-from slipstream.native.gemm.fetch import SteadyFetch, panels_in_turn
+from slipstream.native.gemm.fetch import SteadyFetch, Turn, parts_in_turn
 from slipstream.native.gemm.float_gemm import Ending
-from slipstream.native.ir import F32, I8, I32, I64, POINTER, Code, Value, floats
+from slipstream.native.ir import F32, I1, I8, I32, I64, POINTER, Code, Value, floats
 from slipstream.native.kernel_args import Digits
 from slipstream.native.rows import length_of
 from slipstream.native.shape import DIGIT_BASE as BASE
@@ -24,6 +24,7 @@ from slipstream.native.shape import DIGIT_LANES as LANES
 from slipstream.native.shape import GROUP
 from slipstream.native.team import KERNEL
 
+TILE = [POINTER, I64, I64, I64, I64, I1, I1]  # arguments of a tile: the kernel's, panel, first row, and a `Turn`
 _UNROLLED = 2  # rounds of four inputs
 _TINY = 1e-30  # replaces a largest number of 0
 
@@ -105,22 +106,24 @@ def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.
     arguments, _, threads, counter = code.arguments
     rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
     panels, count = code.number(arguments, Digits.PANELS), code.over_up(rows, len(tiles))
-    with panels_in_turn(code, counter, threads, panels, count) as panel, code.loop(0, count) as number:
-        begin, end = code.share(rows, number, count)
-        operands = [arguments, panel, begin, number, count]
-        code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
+    with parts_in_turn(code, counter, threads, panels, count) as (first, last), code.loop(first, last) as panel:
+        ends = [code.builder.icmp_signed("==", panel, end) for end in (first, code.minus(last, 1))]
+        with code.loop(0, count) as number:
+            begin, end = code.share(rows, number, count)
+            operands = [arguments, panel, begin, number, count, *ends]
+            code.choose(code.minus(end, begin), [partial(code.builder.call, tile, operands) for tile in tiles])
     return code.done()
 
 
 def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -> ir.Function:
-    code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
-    arguments, panel, begin, number, count = code.arguments
+    code = Code(module, name, TILE, inner=True)
+    arguments, panel, begin, *turn = code.arguments
     inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
     whole, dot = ir.VectorType(I32, LANES), code.dot if vnni else code.dot_by_pairs
     size = code.times(inputs, width)
     weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
     fours = code.over(inputs, 4)
-    fetch = SteadyFetch(code, weight, fours, 4 * width, number, count)
+    fetch = SteadyFetch(code, weight, fours, 4 * width, Turn(*turn))
     all_digits = code.address(arguments, Digits.DIGITS)
     digits = [
         code.at(all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), inputs), I8)
