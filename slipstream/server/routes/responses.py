@@ -24,7 +24,7 @@ from slipstream.types import Logprobs
 # What a response tells of its request, with what stands for a field that was not given.
 _ECHOED: dict[str, Any] = {
     "instructions": None, "max_output_tokens": None, "metadata": {}, "parallel_tool_calls": True, "temperature": 1.0,
-    "tool_choice": "auto", "tools": [], "top_logprobs": 0, "top_p": 1.0, "presence_penalty": 0.0,
+    "tool_choice": "auto", "top_logprobs": 0, "top_p": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "user": None, "safety_identifier": None, "prompt_cache_key": None, "reasoning": None,
 }  # fmt: skip
 
@@ -121,6 +121,7 @@ class ResponseCall:
             "service_tier": "default",
             "max_tool_calls": None,
             **{name: given.get(name, default) for name, default in _ECHOED.items()},
+            "tools": [tool.model_dump() for tool in self._body.tools or ()],
             "text": {"format": {"type": "text"}} | given.get("text", {}),
             "completed_at": int(time.time()) if status == "completed" else None,
             "usage": None,
