@@ -140,7 +140,7 @@ def test_batch_shows_a_bar_and_stops_at_ctrl_c(tmp_path_factory: pytest.TempPath
 
 def test_colours_and_trees_in_a_terminal(tiny: str) -> None:
     prompt = "fox fox fox fox fox fox fox"
-    options = ["-m", tiny, "--max-tokens", "40", "--ignore-eos", prompt]
+    options = ["-m", tiny, "--speculate", "suffix", "--max-tokens", "40", "--ignore-eos", prompt]
     with terminal("run", "--show", "origin", *options) as (screen, process):
         assert "\x1b[32m" in _expect(screen, "tok/s")
         assert process.wait(60) == 0
