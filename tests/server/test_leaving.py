@@ -128,8 +128,7 @@ def test_a_hundred_clients_of_which_some_leave(server: Served) -> None:
             httpx.Client(base_url=server.url, timeout=60) as http,
             http.stream("POST", CHAT, json={**bodies[which], "stream": True}) as response,
         ):
-            if response.status_code == 429:
-                return
+            assert response.status_code == 200, "the queue has room for all"
             for _, data in parsed(response.iter_lines()):
                 if data == "[DONE]":
                     assert text == wanted[which]
