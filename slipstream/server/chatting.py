@@ -23,7 +23,6 @@ _PROMPT_END = 32  # tokens of the prompt that a parser may look at
 class ChatRun:
     """A conversation that the engine answers, and a parser for each choice."""
 
-    generation: Generation
     follower: Follower
     parsers: list[OutputParser]
 
@@ -38,7 +37,7 @@ async def start_chat(service: Service, body: ChatBody) -> ChatRun:
     params = await service.off_loop(_size(asked.tools), _params, service, body, asked, parsers[0])
     request = await service.off_loop(len(str(params.structured_outputs)), prepared, service, body, prompt, params)
     generation = Generation(service, [request], streams=bool(body.stream or body.return_trees))
-    return ChatRun(generation, Follower(service, generation), parsers)
+    return ChatRun(Follower(service, generation), parsers)
 
 
 def _prompt(service: Service, body: ChatBody) -> list[int]:

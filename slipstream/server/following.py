@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from slipstream.drafters.prediction import PredictionDrafter
@@ -71,6 +71,30 @@ class Follower:
         """Whether all choices have ended."""
         return len(self._completions) == self._choices
 
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """If the body ends by an error, or because the client left: cancel what still runs, and count it."""
+        try:
+            yield
+        except BaseException as error:
+            self._generation.close()
+            self._service.metrics.interrupted("error" if isinstance(error, Exception) else "cancelled")
+            raise
+
+    async def streamed(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The chunks, once there is a first one."""
+        first = await anext(chunks, None)
+
+        async def rest() -> AsyncGenerator[bytes, None]:
+            with self.ending():
+                async with aclosing(chunks):
+                    if first is not None:
+                        yield first
+                    async for chunk in chunks:
+                        yield chunk
+
+        return rest()
+
     # -- what the wire tells ------------------------------------------------------------------------------------------
 
     def usage(self) -> dict[str, Any]:
@@ -115,20 +139,3 @@ class Follower:
 
 def _traced(delta: Delta) -> list[Traced]:
     return list(zip(delta.trees, delta.decisions, strict=True))
-
-
-async def follow(chunks: AsyncGenerator[bytes, None], generation: Generation) -> AsyncGenerator[bytes, None]:
-    """The chunks, once there is a first one; when they end, for whatever reason, the generation is closed."""
-    first = await anext(chunks, None)
-
-    async def rest() -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(chunks):
-                if first is not None:
-                    yield first
-                async for chunk in chunks:
-                    yield chunk
-        finally:
-            generation.close()
-
-    return rest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 import time
@@ -61,6 +62,9 @@ def test_a_client_that_goes_away_ends_its_request(tiny: str, streams: bool, path
         server.until_idle(3)
         assert server.llm._loop.status().stats.emitted < before + 450, "it did not run to its end"
         wait_for(lambda: server.service.active == 0)
+        assert re.search(
+            r'^slipstream:requests_total\{.*reason="cancelled"\} 1', server.http.get("/metrics").text, re.M
+        )
 
 
 def test_a_client_that_does_not_read_holds_nobody_up_and_misses_nothing(server: Served) -> None:
@@ -124,8 +128,7 @@ def test_a_hundred_clients_of_which_some_leave(server: Served) -> None:
             httpx.Client(base_url=server.url, timeout=60) as http,
             http.stream("POST", CHAT, json={**bodies[which], "stream": True}) as response,
         ):
-            if response.status_code == 429:
-                return
+            assert response.status_code == 200, "the queue has room for all"
             for _, data in parsed(response.iter_lines()):
                 if data == "[DONE]":
                     assert text == wanted[which]

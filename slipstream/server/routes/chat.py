@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from slipstream.server import shapes
 from slipstream.server.chatting import joined_calls, start_chat
-from slipstream.server.following import Follower, follow
+from slipstream.server.following import Follower
 from slipstream.server.parsing.base import OutputParser, Parsed, ToolCallDelta
 from slipstream.server.service import Service
 from slipstream.server.sse import EventStream, JsonResponse, event, unless_gone
@@ -45,14 +45,11 @@ class ChatCall:
     async def respond(self) -> Response:
         """The whole answer, or the first event of a stream: what fails before it has an HTTP status."""
         run = await start_chat(self._service, self._body)
-        try:
+        with run.follower.ending():
             if self._body.stream:
-                return EventStream(await follow(self._chunks(run.follower, run.parsers), run.generation))
+                return EventStream(await run.follower.streamed(self._chunks(run.follower, run.parsers)))
             (output,) = await run.follower.outputs()
             return JsonResponse(self._whole(output, run.parsers, run.follower))
-        except BaseException:
-            run.generation.close()
-            raise
 
     def _whole(self, output: Output, parsers: list[OutputParser], follower: Follower) -> dict[str, Any]:
         answer: dict[str, Any] = {

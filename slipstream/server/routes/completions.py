@@ -14,7 +14,7 @@ from slipstream.inputs import as_prompts
 from slipstream.server import shapes
 from slipstream.server.constraints import constraints
 from slipstream.server.failures import ApiError
-from slipstream.server.following import Follower, follow
+from slipstream.server.following import Follower
 from slipstream.server.generation import Generation, prepared, sampling_params
 from slipstream.server.service import Service
 from slipstream.server.sse import EventStream, JsonResponse, event, unless_gone
@@ -61,14 +61,11 @@ class CompletionCall:
         requests = [await service.off_loop(len(p), prepared, service, body, p, params) for p in prompts]
         generation = Generation(service, requests, streams=bool(body.stream or body.return_trees))
         follower = Follower(service, generation)
-        try:
+        with follower.ending():
             if body.stream:
-                return EventStream(await follow(self._chunks(follower), generation))
+                return EventStream(await follower.streamed(self._chunks(follower)))
             outputs = await follower.outputs()
             return JsonResponse(self._whole(outputs, follower))
-        except BaseException:
-            generation.close()
-            raise
 
     def _params(self) -> SamplingParams:
         body = self._body

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from slipstream.server import shapes
 from slipstream.server.chatting import ChatRun, start_chat
 from slipstream.server.failures import ApiError
-from slipstream.server.following import Follower, follow
+from slipstream.server.following import Follower
 from slipstream.server.items import as_chat
 from slipstream.server.output_items import OutputItems
 from slipstream.server.service import Service
@@ -54,9 +54,9 @@ class ResponseCall:
     async def respond(self) -> Response:
         """The whole answer, or the first event of a stream: what fails before it has an HTTP status."""
         run = await start_chat(self._service, as_chat(self._body))
-        try:
+        with run.follower.ending():
             if self._body.stream:
-                events = await follow(self._events(run), run.generation)
+                events = await run.follower.streamed(self._events(run))
                 return EventStream(events, failed=self._failed, end=b"")
             (output,) = await run.follower.outputs()
             items = OutputItems()
@@ -65,9 +65,6 @@ class ResponseCall:
             items.push(run.parsers[0].finish(), [])
             items.close()
             return JsonResponse(self._response(items, completion.finish_reason, run.follower))
-        except BaseException:
-            run.generation.close()
-            raise
 
     async def _events(self, run: ChatRun) -> AsyncGenerator[bytes, None]:
         items, parser = OutputItems(), run.parsers[0]
