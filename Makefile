@@ -13,23 +13,32 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal --durations=8
 # Rooms and files that need no model of more than a few layers, and little time.
 QUICK := tests/test_layout.py tests/test_surface.py tests/test_readme.py tests/nouns tests/text tests/attention tests/gpu \
-	tests/verify tests/policy tests/engine/test_endings.py tests/models/test_loader.py tests/models/test_hub.py \
+	tests/verify tests/policy tests/engine/test_endings.py tests/models/test_resolve.py tests/models/test_hub.py \
 	tests/models/test_hf_loading.py tests/models/test_gguf_loading.py tests/models/test_vocabulary_sizes.py \
-	$(addprefix tests/drafters/test_, automaton.py corpus.py lattice.py repeats.py static_tree.py stored.py) \
+	$(addprefix tests/drafters/test_, automaton.py corpus.py lattice.py repeats.py static_tree.py weight_codec.py) \
 	$(addprefix tests/train/test_, loops.py optimiser.py requests.py training_data.py) \
 	tests/bench/test_gpu_figures.py tests/commands/test_cli_wrap.py tests/commands/test_cli_startup.py
 
-.PHONY: demo test check gpu-test style unit real clean
+.PHONY: demo test check kernels replicas gpu-test style unit real clean
 
 demo: $(VENV)/.installed
 	$(BIN)/slipstream demo
 
 test: style
-	$(PYTEST) $(PARALLEL)
+	$(PYTEST) $(PARALLEL) -m "not replicas"
 
 # Under 90 seconds on two cores: style, types, and the tests that need no model, statistics or emulated rounds.
 check: style
 	$(PYTEST) -n 2 --dist worksteal -m "not real_model and not slow and not kernels" $(QUICK)
+
+# The Triton kernels in Triton's interpreter, on a machine without a GPU. PyTorch for CPU comes without Triton (190 MB).
+kernels: $(VENV)/.dev
+	$(BIN)/python -c "import triton" 2>/dev/null || $(PIP) install -q triton==3.6.0
+	$(PYTEST) $(PARALLEL) -m "kernels and not gpu"
+
+# Replicas of the server on a real Ray: nothing else runs meanwhile.
+replicas: $(VENV)/.dev
+	$(PYTEST) -m replicas tests/server/ray
 
 # What needs a GPU: captured graphs, rounds, exact mode, the loop, reports, every kernel. In one process: one GPU.
 gpu-test:
@@ -40,7 +49,7 @@ style: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(PYTEST) $(PARALLEL) -m "not real_model"
+	$(PYTEST) $(PARALLEL) -m "not real_model and not replicas"
 
 real: $(VENV)/.dev
 	$(PYTEST) $(PARALLEL) -m real_model

@@ -1,7 +1,7 @@
 """Structured output on real schemas: is every answer that ends valid, what does `grammar` bring, what do masks cost.
 
     python -m benchmarks.grammar [--model smollm2-135m] [--threads 2] [--schemas 20] [--prompts 20] [--tokens 160]
-                                 [--speculate none,suffix] [--temperature 0.0] [--strict] [--json FILE]
+                                 [--speculate none,suffix] [--temperature 0.0] [--strict] [--short] [--json FILE]
 
 The schemas are those of other projects (GitHub, Cloud Build, Codecov, ...) that the package check-jsonschema carries,
 whole files or definitions of them; answers are validated by the package jsonschema. Each prompt is answered by every
@@ -10,7 +10,8 @@ those of the same drafter without `grammar`, on the answers that end: a small mo
 cost of masks is the time spent in constraints, of all time.
 
 `--strict` makes every property required and allows no others, as APIs with a strict mode ask for: the schemas then say
-most of the text. Whole files are left out there, since all of their properties would be far too many.
+most of the text. Whole files are left out there, since all of their properties would be far too many. `--short`
+lets strings have 24 characters and lists two items: the answers of a small model then end.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ SCHEMAS = [
     ("snapcraft", "$defs/ContentPlug"),
 ]
 _SHARED = ("$schema", "definitions", "$defs")
+_LETTERS, _ITEMS = 24, 2  # of a short string, and of a short list
+_SAID = {"maxLength", "minLength", "enum", "const", "pattern", "format"}
 SUBJECTS = [
     "a small web shop", "a weather station", "a chess club", "a library of old maps", "a bakery in Lyon",
     "a robot that waters plants", "a choir", "a bicycle repair shop", "a school newspaper", "a museum of trains",
@@ -95,6 +98,18 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "required": list(schema["properties"]), "additionalProperties": False}
 
 
+def short(schema: Any) -> Any:
+    """The schema with short strings and lists, where it says nothing else about them."""
+    if isinstance(schema, list):
+        return [short(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inside = {key: short(part) for key, part in schema.items()}
+    if schema.get("type") == "string" and not _SAID & schema.keys():
+        return {**inside, "maxLength": _LETTERS}
+    return {"maxItems": max(_ITEMS, schema.get("minItems", 0)), **inside} if schema.get("type") == "array" else inside
+
+
 def timed(total: list[float]) -> None:
     """Add up the time spent in constraints, nested calls once."""
     inside = [0]
@@ -117,42 +132,54 @@ def timed(total: list[float]) -> None:
         setattr(Constraint, name, clocked(getattr(Constraint, name)))
 
 
+def beside(drafter: str) -> str:
+    """The drafter with `grammar`; `auto` has it."""
+    return "grammar" if drafter == "none" else drafter if drafter == "auto" else f"{drafter}+grammar"
+
+
+def settings(llm: LLM, drafter: str) -> dict[str, str | dict[str, object]]:
+    """What a request names for this drafter without and with `grammar`."""
+    parts = [part for part in llm.engine.drafters[drafter].parts if part != "grammar"]
+    return {"without": {"method": drafter, "drafters": parts} if parts else drafter, "with": beside(drafter)}
+
+
 def measure(llm: LLM, drafter: str, arguments: argparse.Namespace, spent: list[float]) -> Row:
-    with_grammar = "grammar" if drafter == "none" else f"{drafter}+grammar"
-    row, totals = Row(drafter), {drafter: Stats(), with_grammar: Stats()}
+    asked = settings(llm, drafter)
+    row, totals = Row(drafter), {label: Stats() for label in asked}
     masks = whole = 0.0  # milliseconds
     for name, part in [pair for pair in SCHEMAS if pair[1] or not arguments.strict][: arguments.schemas]:
         schema = strict(load(name, part)) if arguments.strict else load(name, part)
+        schema = short(schema) if arguments.short else schema
         validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
         topic = (part or name).rpartition("/")[2]
         for number, subject in enumerate(SUBJECTS[: arguments.prompts]):
             messages = [{"role": "user", "content": f"Write a JSON object of the kind {topic!r} for {subject}."}]
             outputs = {}
-            for speculate in (drafter, with_grammar):
+            for label in (*asked, *reversed(asked))[number % 2 * 2 :][:2]:  # in turns
                 how = SamplingParams(
                     temperature=arguments.temperature,
                     seed=number,
                     max_tokens=arguments.tokens,
                     structured_outputs={"json": schema},
-                    speculate=speculate,
+                    speculate=asked[label],
                 )
                 spent[0] = 0.0
-                (outputs[speculate],) = llm.chat(messages, how)
-                if speculate == drafter:
+                (outputs[label],) = llm.chat(messages, how)
+                if label == "without":
                     masks += 1000 * spent[0]
-                    whole += outputs[speculate].stats.prefill_ms + outputs[speculate].stats.decode_ms
-            first, second = outputs.values()
+                    whole += outputs[label].stats.prefill_ms + outputs[label].stats.decode_ms
+            first, second = outputs["without"], outputs["with"]
             row.identical &= first.token_ids == second.token_ids
             row.answers += 1
             if first.finish_reason == "stop":
                 row.ended += 1
-                for speculate, output in outputs.items():
-                    totals[speculate].add(output.stats)
+                for label, output in outputs.items():
+                    totals[label].add(output.stats)
                 if validator.is_valid(json.loads(first.text)):
                     row.valid += 1
                 else:
                     row.invalid.append(f"{name} {part} {subject}: {first.text}")
-    without, held = totals[drafter], totals[with_grammar]
+    without, held = totals["without"], totals["with"]
     row.speedup = held.tokens_per_second / without.tokens_per_second if row.ended else 0.0
     row.tokens_per_step, row.tokens_per_step_without = held.tokens_per_step, without.tokens_per_step
     row.mask_share = masks / whole
@@ -169,12 +196,13 @@ def main() -> None:
     parser.add_argument("--speculate", default="none,suffix")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--strict", action="store_true", help="all properties are required, no others allowed")
+    parser.add_argument("--short", action="store_true", help="short strings and lists")
     parser.add_argument("--json", type=Path, help="write the figures to a file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     drafters = arguments.speculate.split(",")
-    beside = ["grammar" if name == "none" else f"{name}+grammar" for name in drafters]
-    llm = LLM(arguments.model, speculate=None, drafters=[*drafters, *beside])
+    loaded = dict.fromkeys([*drafters, *map(beside, drafters)])
+    llm = LLM(arguments.model, speculate=None, drafters=list(loaded))
     spent = [0.0]
     timed(spent)
     print("| drafter | `grammar` beside it | tokens per step | without | identical | ended | valid | masks |")

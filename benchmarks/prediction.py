@@ -1,19 +1,20 @@
 """Predicted outputs: how much faster an answer comes if an earlier version of it is known.
 
     python -m benchmarks.prediction [--model qwen2.5-coder-1.5b] [--quantize int8] [--threads 2] [--tokens 400]
-                                    [--speculate auto] [--rounds 2] [--json FILE]
+                                    [--speculate auto] [--rounds 1] [--json FILE]
 
 Two tasks. *elsewhere*: the prompt describes a module and does not hold it; the prediction is the model's own answer
 with three lines changed, as an editor that has an older version would send it. *in the prompt*: the prompt holds a file
-and asks for three changes; the prediction is that file. Plain decoding, the drafter without the prediction and with it
-answer in turns, greedily; the tokens must be identical. Speed-ups are of decoding.
+and asks for three changes; the prediction is that file. Plain decoding, the drafter without the prediction (`drafted`)
+and with it answer in turns, greedily; the tokens must be identical. Speed-ups are from arrival to last token, and of
+decoding.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -76,14 +77,27 @@ CHANGES = [
 ]
 
 
+_WARM_UP = 24  # tokens
+WAYS = ("plain", "drafted", "predicted")
+
+
+@dataclass
+class Total:
+    """All answers of one way."""
+
+    stats: Stats = field(default_factory=Stats)
+    ms: float = 0.0  # from arrival to last token
+
+
 @dataclass(frozen=True)
 class Row:
-    """One task: tokens a second of three ways, and what became of the prediction."""
+    """One task: speed-ups with a prediction, and what became of it."""
 
     task: str
-    plain: float
-    drafted: float
-    predicted: float
+    over_plain: float
+    over_drafted: float
+    decode_over_plain: float
+    decode_over_drafted: float
     tokens_per_step: float
     accepted: int
     rejected: int
@@ -110,30 +124,37 @@ def tasks(llm: LLM, tokens: int) -> dict[str, list[tuple[str, str]]]:
 
 
 def measure(llm: LLM, task: str, pairs: list[tuple[str, str]], arguments: argparse.Namespace) -> Row:
-    totals = {way: Stats() for way in ("plain", "drafted", "predicted")}
-    for number in range(arguments.rounds + 1):  # the first round is a warm-up
-        for prompt, prediction in pairs:
+    totals = {way: Total() for way in WAYS}
+    for number in range(arguments.rounds + 1):  # the first one is short, and not counted
+        for turn, (prompt, prediction) in enumerate(pairs):
             texts = set()
-            for way, total in totals.items():
+            for place in range(len(WAYS)):
+                way = WAYS[(place + turn + number) % len(WAYS)]
                 how = SamplingParams(
                     temperature=0.0,
-                    max_tokens=arguments.tokens,
+                    max_tokens=arguments.tokens if number else _WARM_UP,
                     speculate=False if way == "plain" else None,
                     prediction=prediction if way == "predicted" else None,
                 )
+                llm.reset_prefix_cache()
                 (output,) = llm.chat([{"role": "user", "content": prompt}], how)
                 texts.add(tuple(output.token_ids))
+                times = output.metrics
+                assert times is not None and times.last_token_time is not None
                 if number:
-                    total.add(output.stats)
+                    totals[way].stats.add(output.stats)
+                    totals[way].ms += 1000 * (times.last_token_time - times.arrival_time)
             assert len(texts) == 1, "a prediction changed the text"
     plain, drafted, predicted = totals.values()
-    accepted, rejected = predicted.outcome_of("prediction")
+    accepted, rejected = predicted.stats.outcome_of("prediction")
+    speed = predicted.stats.tokens_per_second
     return Row(
         task,
-        plain.tokens_per_second,
-        drafted.tokens_per_second,
-        predicted.tokens_per_second,
-        predicted.tokens_per_step,
+        plain.ms / predicted.ms,
+        drafted.ms / predicted.ms,
+        speed / plain.stats.tokens_per_second,
+        speed / drafted.stats.tokens_per_second,
+        predicted.stats.tokens_per_step,
         accepted,
         rejected,
     )
@@ -146,19 +167,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--speculate", default="auto", help="a drafter that uses predictions")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures to a file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     llm = LLM(arguments.model, speculate=arguments.speculate, quantize=arguments.quantize)
-    print("| the file is | over plain | over the drafter without it | tokens per step | accepted | rejected |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |", flush=True)
+    print("| the file is | over plain | over `drafted` | decoding | tokens per step | accepted | rejected |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     rows = []
     for task, pairs in tasks(llm, arguments.tokens).items():
         row = measure(llm, task, pairs, arguments)
         rows.append(row)
-        gains = f"{row.predicted / row.plain:.2f}x | {row.predicted / row.drafted:.2f}x"
-        print(f"| {task} | {gains} | {row.tokens_per_step:.2f} | {row.accepted} | {row.rejected} |", flush=True)
+        whole = f"{row.over_plain:.2f}x | {row.over_drafted:.2f}x"
+        decoding = f"{row.decode_over_plain:.2f}x, {row.decode_over_drafted:.2f}x"
+        counts = f"{row.tokens_per_step:.2f} | {row.accepted} | {row.rejected}"
+        print(f"| {task} | {whole} | {decoding} | {counts} |", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
 

@@ -1,6 +1,6 @@
 """Clients that others wrote against a running server: litellm, langchain-openai and schemathesis.
 
-    python -m slipstream serve &
+    python -m slipstream serve --max-model-len 1024 &       # answers without a limit end within the timeout
     python benchmarks/server_clients.py http://127.0.0.1:8000 [--examples 50]
 
 Runs in an environment of its own, which needs nothing of this project:

@@ -1,6 +1,6 @@
 """A server under load: nothing lost, nothing wrong, memory flat, pages free; and its speed beside `LLM.generate`.
 
-    python -m benchmarks.server_load [--streams 1000] [--quick] [--json FILE]
+    python -m benchmarks.server_load [--only load|speed] [--streams 1000] [--rounds 3] [--json FILE]
 
 Starts `slipstream serve` on a free port of 127.0.0.1 and ends it. Texts are compared with those of `LLM.generate` in
 this process. Speeds are taken in turns. The client runs on the same cores; its CPU time is reported, and the ratio is
@@ -201,6 +201,24 @@ def idle_pages(port: int) -> bool:
     return False
 
 
+def load(port: int, process: int, llm: LLM, wanted: list[Job], rounds: int) -> list[float]:
+    """All requests at once, several times; the memory of the server in MiB, before and after each time."""
+    texts, _, _ = reference(llm, wanted, len(wanted))
+    asyncio.run(ask_all(port, wanted[:64], 64))  # warm
+    memory = [resident(process)]
+    for _ in range(rounds):
+        began = time.perf_counter()
+        counts = check(asyncio.run(ask_all(port, wanted, len(wanted))), wanted, texts)
+        seconds = time.perf_counter() - began
+        memory.append(resident(process))
+        free = idle_pages(port)
+        print(
+            f"{len(wanted)} streams in {seconds:.0f} s: {counts}, {memory[-1]:.0f} MiB, pages free: {free}", flush=True
+        )
+        assert free and not counts["lost"] and not counts["wrong"]
+    return memory
+
+
 def speed(port: int, llm: LLM, wanted: list[Job], at_once: int, rounds: int) -> dict[str, float]:
     """Tokens a second of the server and of `LLM`, in turns."""
     ratios: list[float] = []
@@ -244,35 +262,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--quantize", default="int8")
-    parser.add_argument("--speculate", default="suffix")
+    parser.add_argument("--speculate", default="auto")
+    parser.add_argument("--only", choices=["load", "speed"])
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=48, help="longest answer")
     parser.add_argument("--at-once", type=int, default=16, help="clients, for the speed")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="of the load; three times as many of the speed")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    rounds = 1 if given.quick else 3
     wanted = jobs(given.streams, given.tokens, 1 / 3)
     allow_connections()
     llm = LLM(given.model, quantize=given.quantize, speculate=given.speculate, max_num_seqs=64)
-    texts, _, _ = reference(llm, wanted, len(wanted))
     found: dict[str, Any] = {}
     arguments = ["--model", given.model, "--quantize", given.quantize, "--speculate", given.speculate]
     with server([*arguments, "--max-queue", str(given.streams)]) as (port, process):
-        asyncio.run(ask_all(port, wanted[:64], 64))  # warm
-        memory = [resident(process)]
-        for _ in range(rounds):
-            began = time.perf_counter()
-            counts = check(asyncio.run(ask_all(port, wanted, given.streams)), wanted, texts)
-            seconds = time.perf_counter() - began
-            memory.append(resident(process))
-            free = idle_pages(port)
-            print(f"{given.streams} streams in {seconds:.0f} s: {counts}, {memory[-1]:.0f} MiB, pages free: {free}")
-            assert free and not counts["lost"] and not counts["wrong"]
-        found["memory_mib"] = memory
-        some = jobs(4 * given.at_once, given.tokens, 0.0)
-        found["speed"] = speed(port, llm, some, given.at_once, 3 * rounds)
-        found["first_token"] = first_token(port, llm, 10 * rounds)
+        if given.only != "speed":
+            found["memory_mib"] = load(port, process, llm, wanted, given.rounds)
+        if given.only != "load":
+            some = jobs(4 * given.at_once, given.tokens, 0.0)
+            asyncio.run(ask_all(port, some, given.at_once))  # warm
+            found["speed"] = speed(port, llm, some, given.at_once, 3 * given.rounds)
+            found["first_token"] = first_token(port, llm, 10 * given.rounds)
     for name, values in found.items():
         print(name, values)
     if given.json is not None:

@@ -27,13 +27,18 @@ from slipstream.bench.traces import load as load_traces
 
 def speeds(rows: list[dict[str, Any]], number: int, batch: int) -> dict[str, float]:
     """Tokens per second of each setting under a condition, on the prompts that all settings have answered."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
     for row in rows:
         if row["condition"] == number:
-            found.setdefault(row["setting"], []).append(row)
+            place = row["prompt"], row["turn"], row["group"], row["round"]
+            found.setdefault(row["setting"], {})[place] = row
+    common = set.intersection(*map(set, found.values())) if found else set()
     return {
-        setting: batch * 1000 * sum(row["tokens"] for row in each) / sum(row["e2e_ms"] for row in each)
-        for setting, each in found.items()
+        setting: batch
+        * 1000
+        * sum(by_place[place]["tokens"] for place in common)
+        / sum(by_place[place]["e2e_ms"] for place in common)
+        for setting, by_place in found.items()
     }
 
 
@@ -48,7 +53,7 @@ def compared(results: dict[str, Any], traces: Traces, costs: str | None) -> list
         replayed = Traces(traces.header, [answer for answer in traces.answers if answer.prompt in asked])
         if not measured or not replayed.answers:
             continue
-        for each in outlook(replayed, table, Scenario(condition.batch, _context(results, number, condition))):
+        for each in outlook(replayed, table, _scenario(results, number, condition)):
             rows.append(
                 {
                     "condition": str(condition),
@@ -60,6 +65,10 @@ def compared(results: dict[str, Any], traces: Traces, costs: str | None) -> list
                 }
             )
     return rows
+
+
+def _scenario(results: dict[str, Any], number: int, condition: Condition) -> Scenario:
+    return Scenario(condition.batch, _context(results, number, condition), condition.group)
 
 
 def _context(results: dict[str, Any], number: int, condition: Condition) -> int | None:

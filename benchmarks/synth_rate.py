@@ -18,8 +18,9 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.engine.burst import Burst, Launched
+from slipstream.engine.burst import Burst
 from slipstream.engine.device import DeviceRunner
+from slipstream.engine.launched import Launched
 from slipstream.models.formats.builtin import DEFAULT_MODEL
 from slipstream.types import Output
 

@@ -313,8 +313,8 @@ class PagedCache:
         """Drop committed rows of a drafter's store, after its guesses were rejected."""
         table.lengths[store] = min(table.lengths[store], length)
 
-    def share(self, table: PageTable, store: str, tokens: Sequence[int]) -> None:
-        """Add the full, committed pages of this sequence to the prefix index. `store` is the target's.
+    def publish(self, table: PageTable, store: str, tokens: Sequence[int]) -> None:
+        """Index this sequence's full, committed pages by their tokens: `open` finds them. `store` is the target's.
 
         A sequence that ended inside an accepted run has more committed rows than `tokens`; those pages stay private.
         """

@@ -105,14 +105,13 @@ class EngineClient:
             cache_tokens=cache_tokens,
             tokenizer=tokenizer,
             memory_share=gpu_memory_utilization,
+            profile=found,
         )
         self._loop = EngineLoop()
         # The loop does not reference the LLM: when the last reference to the LLM is gone, the engine's thread ends.
         self._close = weakref.finalize(self, self._loop.close)
         try:
             self._core = self._loop.load(config)
-            if found is not None:
-                found.require_model(self._core.model.fingerprint, self._core.model.name)
         except BaseException:
             self._close()
             raise
@@ -209,17 +208,21 @@ class EngineClient:
         if (device := self.engine.device) is not None:
             self._loop.call(device.warm_up)
         how = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=_WARM_UP_TOKENS)
-        prompts = [[token] * length for length in _WARM_UP_LENGTHS for token in range(2)] + [[*range(_WARM_UP_NEW)]]
-        for prompt in prompts:  # the second pass of a size is captured; two prompts share no page
+        prompts = [*([token] * length for length in _WARM_UP_LENGTHS for token in range(2)), [*range(_WARM_UP_NEW)]]
+        for prompt in prompts:  # the second pass of a size is captured
             if len(prompt) + _WARM_UP_TOKENS <= self.max_model_len:
                 list(self._finished(enumerate([self._request(prompt, how)]), 1))
-        self.reset_prefix_cache()
+                self.reset_prefix_cache()  # a cached part would leave fewer rows
         mib = (torch.cuda.memory_reserved() - before) / 2**20
         return WarmUp(time.perf_counter() - began, mib, 0 if device is None else device.graphs)
 
     def on_engine(self, action: Callable[[], T]) -> T:
         """Run `action` on the engine's thread, between two steps; returns its result or raises its error."""
         return self._loop.call(action)
+
+    def learnt(self) -> tuple[str, dict[str, Any]]:
+        """What the policy has learnt, as plain data, after the setup that its costs are of."""
+        return self._loop.call(self._core.learnt)
 
     def reset_prefix_cache(self) -> None:
         """Forget the prompts of finished requests: the next request computes all of its own."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 _MASK = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
+GOLDEN = 0x9E3779B9
 
 # Purposes: streams with different names never share a number.
 MATCH, DRAFT, ACCEPT, RESIDUAL, SHADOW = 1, 2, 3, 4, 5
@@ -39,7 +39,7 @@ def key(*parts: int, start: int = _START) -> int:
     low, high = start & _MASK, start >> 32
     for part in parts:
         for word in (part & _MASK, (part >> 32) & _MASK):
-            low = _mix((low ^ word) + _GOLDEN & _MASK)
+            low = _mix((low ^ word) + GOLDEN & _MASK)
             high = _mix((high + word + low) & _MASK)
     return high << 32 | low
 
@@ -90,7 +90,7 @@ def fold(keys: torch.Tensor, part: torch.Tensor | int) -> torch.Tensor:
     """Each key with one more non-negative integer folded in, as `key` does; part is int64 [keys], or one for all."""
     low, high = keys
     for word in (part & _MASK, part >> 32):
-        low = _mix_tensor((low ^ word) + _GOLDEN & _MASK)
+        low = _mix_tensor((low ^ word) + GOLDEN & _MASK)
         high = _mix_tensor((high + word + low) & _MASK)
     return torch.stack([low, high])
 

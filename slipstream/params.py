@@ -199,7 +199,7 @@ _PENALTIES = (1e-6, 1e6)
 
 _CHECKS: Mapping[str, Callable[[str, object], object]] = {
     "n": _int(1, 16_384),
-    "temperature": _float(0.0, _LARGEST, valid="0 (greedy) or more"),
+    "temperature": _float(0.0, _LARGEST, valid="0 (greedy) to 3e+38"),
     "top_k": lambda name, value: max(0, checks.integer(name, value, -1, valid="-1 or 0 (off), or 1 and more")),
     "top_p": _float(5e-324, 1.0, valid="above 0, up to 1 (off)"),
     "min_p": _float(0.0, 1.0, valid="0 (off) to 1"),

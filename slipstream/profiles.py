@@ -1,10 +1,16 @@
-"""Profiles: what `slipstream tune` recommends for one model, as a TOML file that `LLM(profile=...)` reads."""
+"""Profiles: what `slipstream tune` recommends for one model, as a TOML file that `LLM(profile=...)` reads.
+
+A profile has the setting with its limits, and for the policy priors (what drafts are worth) and costs (of passes and
+drafts, where they were measured).
+"""
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slipstream.errors import CorruptFile, OptionError
 from slipstream.folders import expanded
@@ -14,11 +20,13 @@ FORMAT, VERSION = "slipstream-profile", 1
 
 @dataclass(frozen=True)
 class Profile:
-    """The recommended drafter, and the model that it was found for."""
+    """The recommended drafter, the model that it was found for, and what the policy learnt meanwhile."""
 
     speculate: str
     model: str
     fingerprint: str
+    setup: str = ""  # what its costs were measured on
+    policy: Mapping[str, Any] = field(default_factory=dict)  # as `AutoPolicy.state` gives it; empty: nothing
 
     def require_model(self, fingerprint: str, name: str) -> None:
         """Refuse a profile of another model."""
@@ -40,4 +48,8 @@ def read_profile(path: str | Path) -> Profile:
     found = [data.get(name) for name in ("speculate", "model", "fingerprint")]
     if not all(isinstance(value, str) and value for value in found):
         raise CorruptFile(f"profile {str(path)!r} lacks speculate, model or fingerprint")
-    return Profile(*map(str, found))
+    policy, setup = data.get("policy", {}), data.get("setup", "")
+    if not isinstance(policy, dict) or not isinstance(setup, str):
+        raise CorruptFile(f"profile {str(path)!r}: policy or setup has a wrong type")
+    speculate, model, fingerprint = map(str, found)
+    return Profile(speculate, model, fingerprint, setup, policy)

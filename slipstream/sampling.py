@@ -296,6 +296,12 @@ class Sampler:
         return not (self.params.adjusts or self.params.cuts)
 
     @property
+    def forbids(self) -> bool:
+        """Whether parameters forbid some tokens, always or at times: lists, a bias of -inf, `min_tokens`."""
+        params = self.params
+        return params.masks or params.min_tokens > 0 or float("-inf") in params.bias.values()
+
+    @property
     def prompt_length(self) -> int:
         """Tokens of the prompt."""
         return len(self._prompt)

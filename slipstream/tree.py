@@ -2,11 +2,12 @@
 
 Node 0 is the last committed token (the root). Every other node is a guess for the position after its parent's. A chain
 is a tree; plain decoding is a tree of one node. A node's parent always has a smaller index, so a tree can be walked,
-masked and cut front to back.
+masked and truncated front to back.
 
 A node is either *chosen* (no `q`: a one-hot guess that may be pruned, re-ranked and merged) or *sampled* (drawn from a
 distribution `q`, without replacement among its siblings, in index order). Dropping a sampled node because of its token
-changes the distribution of the output, so `pruned` and `merge` refuse sampled nodes.
+changes the distribution of the output. So sampled nodes are never dropped for their confidence: `pruned` and `limited`
+raise if they would have to, and `merge` always refuses. `truncated` looks at depth alone and may drop any node.
 
 Trees grow by `add`, `chain` and `merge` alone; their columns are read-only. `check`, which the engine calls before it
 uses a tree, finds other modifications.
@@ -63,7 +64,7 @@ class TokenTree:
         self._scouts: list[bool] = [False]
         self._draws: list[Draw | None] = [None]
         self._child: dict[tuple[int, int], int] = {}
-        self.prepared: Prepared | None = None  # of exactly this tree: a cut or merged one has none
+        self.prepared: Prepared | None = None  # of exactly this tree: one made of it has none
 
     @classmethod
     def chain(cls, root_token: int, tokens: Iterable[int], origin: str | None = None) -> TokenTree:
@@ -243,35 +244,35 @@ class TokenTree:
 
     # -- fewer nodes: another tree, or this one if all of its nodes stay ----------------------------------------------
 
-    def pruned(self, budget: int) -> TokenTree:
-        """The `budget` chosen nodes of highest joint confidence (ties: the earlier node), kept connected."""
-        return self.limited(len(self), budget)
+    def pruned(self, nodes: int) -> TokenTree:
+        """The `nodes` of highest joint confidence (ties: the earlier). Raises rather than drop a sampled one."""
+        return self.limited(len(self), nodes)
 
-    def cut(self, depth: int) -> TokenTree:
-        """The nodes down to `depth`. This does not depend on tokens, so sampled nodes may be cut too."""
+    def truncated(self, depth: int) -> TokenTree:
+        """The nodes down to `depth`. This does not depend on tokens, so sampled nodes may be dropped too."""
         return self.limited(depth, len(self))
 
     def limited(self, depth: int, nodes: int) -> TokenTree:
-        """The nodes down to `depth`, and the best `nodes` of them; DraftFault if more nodes than that were sampled."""
+        """`truncated`, then `pruned`: the best `nodes` of those down to `depth`."""
         inside = [node for node, level in enumerate(self._depths) if level <= depth]
         if len(inside) - 1 <= nodes:
-            return self if len(inside) == len(self) else self.kept(inside)
+            return self if len(inside) == len(self) else self.subtree(inside)
         if self.sampled:
             raise DraftFault(f"{len(inside) - 1} nodes were sampled and {nodes} planned; none of them may be pruned")
-        reaches = self._reaches()
-        best = _best([reaches[node] for node in inside], nodes)
-        return self.kept([inside[place] for place in best])
+        weakest = self._weakest_on_paths()
+        best = _best([weakest[node] for node in inside], nodes)
+        return self.subtree([inside[place] for place in best])
 
     def best_with(self, leaves: Sequence[tuple[float, int, int]], budget: int, origin: str) -> TokenTree:
         """A new tree: the best `budget` of these nodes and of leaves below them (joint confidence, parent, token).
 
         All are chosen; each leaf is new and unique.
         """
-        reaches = self._reaches()
-        reaches += [min(reaches[parent], joint) for joint, parent, _ in leaves]
-        best, size = _best(reaches, budget), len(self)
+        weakest = self._weakest_on_paths()
+        weakest += [min(weakest[parent], joint) for joint, parent, _ in leaves]
+        best, size = _best(weakest, budget), len(self)
         nodes = [node for node in best if node < size]
-        tree, places = self.kept(nodes), {node: place for place, node in enumerate(nodes)}
+        tree, places = self.subtree(nodes), {node: place for place, node in enumerate(nodes)}
         for leaf in best[len(nodes) :]:
             joint, parent, token = leaves[leaf - size]
             tree.add(places[parent], token, origin=origin, confidence=joint)
@@ -279,20 +280,20 @@ class TokenTree:
 
     def copy(self) -> TokenTree:
         """Another tree of the same nodes, without `prepared`."""
-        return self.kept(range(len(self)))
+        return self.subtree(range(len(self)))
 
-    def _reaches(self) -> list[float]:
-        """Confidence made non-increasing along a path, so that keeping the best nodes keeps their ancestors."""
-        reaches = [math.inf]
+    def _weakest_on_paths(self) -> list[float]:
+        """The lowest confidence on the path to each node: never above the parent's, so the best nodes are connected."""
+        weakest = [math.inf]
         for node in range(1, len(self)):
-            above, own = reaches[self._parents[node]], self._confidence[node]
-            reaches.append(own if own < above else above)
-        return reaches
+            above, own = weakest[self._parents[node]], self._confidence[node]
+            weakest.append(own if own < above else above)
+        return weakest
 
-    def kept(self, keep: Iterable[int]) -> TokenTree:
+    def subtree(self, indices: Iterable[int]) -> TokenTree:
         """The nodes at these indices, in ascending order with the root; one whose parent is missing is left out."""
         places: dict[int, int] = {}
-        for node in keep:
+        for node in indices:
             if node == 0 or self._parents[node] in places:
                 places[node] = len(places)
         smaller = TokenTree(self._tokens[0])
@@ -318,9 +319,9 @@ class TokenTree:
             raise DraftFault("the prepared part of a drafted tree belongs to another tree")
 
 
-def _best(reaches: Sequence[float], budget: int) -> list[int]:
+def _best(confidence: Sequence[float], budget: int) -> list[int]:
     """The root and the `budget` nodes of highest confidence (ties: the earlier one), in index order."""
-    order = sorted(range(1, len(reaches)), key=reaches.__getitem__, reverse=True)  # stable in reverse, too
+    order = sorted(range(1, len(confidence)), key=confidence.__getitem__, reverse=True)  # stable in reverse, too
     return [0, *sorted(order[: max(0, budget)])]
 
 

@@ -40,14 +40,14 @@ class Limits:
 
     drafters: frozenset[str] | None = None  # None: all that are loaded
     nodes: int = 64
-    depth: int = 16
+    depth: int = 64
     objective: str = "latency"
     max_tpot_ms: float = 0.0  # 0: no bound
     clock: bool = True  # False: costs are those of the saved table, and nothing is learnt from other requests
 
 
 class Decision(NamedTuple):
-    """What the policy decided for one sequence in one step, what it expected, and what came of it."""
+    """What the policy decided for one sequence in one step, what it expected, and what the step gave."""
 
     drafters: tuple[str, ...]  # empty: plain decoding
     probe: bool  # tried to learn what it brings
@@ -59,6 +59,7 @@ class Decision(NamedTuple):
     tokens: int  # emitted
     draft_ms: float
     verify_ms: float
+    steps: int = 1  # rounds on a device are decided several at a time
 
     @property
     def reason(self) -> str:
@@ -69,7 +70,7 @@ class Decision(NamedTuple):
         if not self.drafters:
             return f"no draft: nothing promised more than plain decoding ({self.plain_ms:.1f} ms a token)"
         who = "+".join(self.drafters)
-        seen = f", which saw {self.matched} repeated tokens," if self.matched else ""
+        seen = f", after {self.matched} repeated token{'s' if self.matched > 1 else ''}," if self.matched else ""
         if self.probe:
             return f"{who}{seen} was tried to learn what it brings"
         return f"{who}{seen} promised {self.expected_tokens:.1f} tokens in {self.expected_ms:.1f} ms; {plain}"

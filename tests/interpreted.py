@@ -26,10 +26,10 @@ def choose_interpreter() -> None:
 
 @functools.cache
 def mend_interpreter() -> None:
-    """Two things that Triton's interpreter leaves to NumPy, and NumPy does not do.
+    """Three things that Triton's interpreter leaves to NumPy, and NumPy does not do.
 
     An array of one element is the end of a loop. A row of a product of tiles does not depend on the other rows: BLAS
-    takes other instructions at the edges of a matrix.
+    takes other instructions at the edges of a matrix. A mask is boolean, whatever it was combined with.
     """
     if DEVICE != "cpu":
         return
@@ -49,5 +49,19 @@ def mend_interpreter() -> None:
             total += left[..., :, inner, None] * right[..., None, inner, :]
         return interpreter.TensorHandle(total + d.data, d.dtype.scalar)
 
+    load, store = (getattr(interpreter.InterpreterBuilder, f"create_masked_{what}") for what in ("load", "store"))
+
+    def boolean(mask: Any) -> Any:  # of a block pointer it is an array, and boolean
+        whole = isinstance(mask, interpreter.TensorHandle)
+        return interpreter.TensorHandle(mask.data.astype(bool), mask.dtype) if whole else mask
+
+    def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        return load(self, pointers, boolean(mask), *rest, **options)
+
+    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+        return store(self, pointers, value, boolean(mask), *rest, **options)
+
+    interpreter.InterpreterBuilder.create_masked_load = create_masked_load
+    interpreter.InterpreterBuilder.create_masked_store = create_masked_store
     interpreter._patch_lang_tensor = patch_loops
     interpreter.InterpreterBuilder.create_dot = create_dot

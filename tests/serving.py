@@ -15,6 +15,7 @@ import httpx
 import uvicorn
 
 from slipstream import AsyncLLM
+from slipstream.server.capture import Capture
 from slipstream.server.config import ServerConfig
 from slipstream.server.run import listen, make_server
 from slipstream.server.service import Service
@@ -89,9 +90,11 @@ def parsed(lines: Iterator[str]) -> Iterator[tuple[str | None, Any]]:
 
 
 @contextmanager
-def served(model: str, config: ServerConfig | None = None, **options: Any) -> Iterator[Served]:
+def served(
+    model: str, config: ServerConfig | None = None, capture: Capture | None = None, **options: Any
+) -> Iterator[Served]:
     """Serve a model; `options` are the engine's."""
-    service = Service(config or ServerConfig(model=model), lambda: AsyncLLM(model, **options))
+    service = Service(config or ServerConfig(model=model), lambda: AsyncLLM(model, **options), capture)
     listening = listen("127.0.0.1", 0)
     server = make_server(service)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))

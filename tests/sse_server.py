@@ -13,10 +13,15 @@ WORDS = ["one ", "two ", "three ", "four ", "five ", "six "]
 
 
 class SseServer:
-    """Streams `tokens` words per answer, one every `gap` seconds after `first` seconds; keeps what it was asked."""
+    """Streams `tokens` words per answer, one every `gap` seconds after `first` seconds; keeps what it was asked.
 
-    def __init__(self, *, tokens: int = 6, first: float = 0.0, gap: float = 0.0, status: int = 200) -> None:
-        self.tokens, self.first, self.gap, self.status = tokens, first, gap, status
+    `each`: how many requests it answers on a connection; the next one finds it closed.
+    """
+
+    def __init__(
+        self, *, tokens: int = 6, first: float = 0.0, gap: float = 0.0, status: int = 200, each: int = 1000
+    ) -> None:
+        self.tokens, self.first, self.gap, self.status, self.each = tokens, first, gap, status, each
         self.asked: list[dict[str, Any]] = []
         self.under_way = self.most_under_way = 0
         self.usage = True
@@ -24,7 +29,7 @@ class SseServer:
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while True:
+            for _ in range(self.each):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 path = head.split(" ")[1]
                 lengths = [line for line in head.lower().split("\r\n") if line.startswith("content-length:")]
@@ -39,6 +44,7 @@ class SseServer:
                     self.most_under_way = max(self.most_under_way, self.under_way)
                     await self._stream(writer, "chat" in path)
                     self.under_way -= 1
+            await reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:

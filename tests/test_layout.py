@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,8 +113,42 @@ print(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3, seed=1))[0].token_i
     assert result.returncode == 0, result.stderr
 
 
-def test_every_module_has_its_line_in_the_architecture() -> None:
+def listed_modules() -> list[str]:
+    """The paths in the tables of "Every module"; in a row a name without a folder is in that of the name before it."""
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
-    missing = [str(path.relative_to(PACKAGE)) for path in sources() if path.name != "__init__.py"]
-    missing = [module for module in missing if f"{Path(module).name}`" not in page]
-    assert not missing
+    room = found = ""
+    listed: list[str] = []
+    for line in page.partition("## Every module")[2].partition("\n## ")[0].splitlines():
+        if line.startswith(("### ", "`")):
+            rooms = re.findall(r"`(\w+/(?:\w+/)?)`", line)
+            if line.startswith("### "):
+                room = found = rooms[0] if len(rooms) == 1 else ""
+            else:
+                found = room + (rooms[0] if len(rooms) == 1 else "")
+        elif line.startswith("| `"):
+            folder = ""
+            for name in re.findall(r"`([\w/]+\.py)`", line.split("|")[1]):
+                folder = name[: name.rindex("/") + 1] if "/" in name else folder
+                listed.append(found + folder + name.rpartition("/")[2])
+    return listed
+
+
+def test_every_module_has_one_line_in_the_architecture() -> None:
+    modules = [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")]
+    modules = [module for module in modules if not module.endswith("/__init__.py")]
+    assert sorted(listed_modules()) == sorted(modules)
+
+
+def pages() -> list[Path]:
+    root = PACKAGE.parent
+    return [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda p: p.name)
+def test_lines_of_a_document_are_short_and_the_files_that_it_names_exist(page: Path) -> None:
+    text, root = page.read_text(), PACKAGE.parent
+    assert not [line for line in text.splitlines() if len(line) > 120]
+    rooms = [root / name for name in ("slipstream", "tests", "benchmarks")]
+    files = ["/" + str(path.relative_to(root)) for room in rooms for path in room.rglob("*.py")]
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    assert not [name for name in named if not any(file.endswith("/" + name) for file in files)]

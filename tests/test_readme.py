@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 def blocks(language: str) -> list[str]:
@@ -35,9 +36,15 @@ def test_the_make_targets_exist_and_ci_calls_the_test_command() -> None:
 
 
 def test_every_link_into_the_repository_leads_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+    for page in PAGES:
         for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} -> {link}"
+
+
+def test_lines_of_prose_are_short() -> None:
+    for page in PAGES:
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            assert len(line) <= 120 or line.startswith("|"), f"{page.name}:{number}"
 
 
 @pytest.mark.real_model

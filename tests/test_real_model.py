@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +70,7 @@ def test_greedy_text_is_that_of_transformers(llm: LLM, twin: Any) -> None:
     assert ours.token_ids == theirs
 
 
-def test_every_drafter_says_what_plain_decoding_says(llm: LLM) -> None:
+def test_every_drafter_gives_the_plain_text(llm: LLM) -> None:
     """Greedy and sampled requests in one batch, and each alone."""
     assert llm.exact
     how = [SamplingParams(temperature=0.8 * (i % 2), top_p=0.95, seed=i, max_tokens=24) for i in range(len(PROMPTS))]
@@ -98,3 +100,19 @@ def test_under_rejection_the_model_as_its_own_draft_accepts_everything_too(smoll
     (output,) = llm.chat(conversations()[2], SamplingParams(temperature=1.0, top_p=0.9, seed=4, max_tokens=15))
     assert output.stats.accepted == 12
     assert not output.stats.lossy
+
+
+def test_a_built_in_model_needs_neither_transformers_nor_gguf(smollm2_path: Path) -> None:
+    """Its text, and that of its trained drafter, in a process in which those packages cannot be imported."""
+    code = """
+import sys
+sys.modules["transformers"] = sys.modules["gguf"] = None
+from slipstream import LLM, SamplingParams
+llm = LLM("smollm2-135m", speculate="suffix+eagle3", max_model_len=512)
+output = llm.chat([{"role": "user", "content": "Name the months."}], SamplingParams(temperature=0, max_tokens=12))[0]
+assert output.stats.accepted > 0
+print(output.text)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("The months are: January")

@@ -1,4 +1,4 @@
-"""The public surface: names, parameters and defaults that users write down. Whoever changes it changes this file."""
+"""The public surface: names, parameters and defaults that users write down. Changing it means changing this file."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_llm() -> None:
         "use": {"speculate": ...},
     }
     asking = {"generate", "chat", "stream", "answers", "use", "swap_model", "warm_up", "get_tokenizer", "close"}
-    asking |= {"reset_prefix_cache", "on_engine"}
+    asking |= {"reset_prefix_cache", "on_engine", "learnt"}
     reading = {"engine", "drafter", "target", "model", "tokenizer", "cache", "exact", "max_model_len", "end_ids"}
     more = {"quantize", "burst", "sequences", "chat_prompts", "drafters"}
     assert public(LLM, EngineClient) == asking | reading | more
@@ -163,6 +163,8 @@ def test_drafters() -> None:
         "is_passive",
         "origins",
         "samples",
+        "lighter",
+        "extend",
         "host_only",
         "signal",
         "attach",
@@ -172,6 +174,10 @@ def test_drafters() -> None:
         "depart",
         "rollback",
         "device_draft",
+        "device_drafts",
+        "device_keepers",
+        "has_signal",
+        "off_device",
         "close",
         "take_calls",
         "unread",

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_wheel_is_whole_and_works_elsewhere(tmp_path: Path) -> None:
+def test_the_wheel_is_complete_and_works_outside_the_repository(tmp_path: Path) -> None:
     """Built by pip as a user would; run from another folder with nothing but the wheel's own files on the path."""
     source = tmp_path / "source"  # a copy: building leaves folders that would go into the next wheel
     shutil.copytree(ROOT / "slipstream", source / "slipstream", ignore=shutil.ignore_patterns("__pycache__"))

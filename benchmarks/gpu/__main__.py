@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--body 8b|1.5b|moe] [--parts floor steps answers batches served ...]
                              [--drafters eagle3 mtp ...] [--foreign MODEL] [--questions FILE] [--each 2] [--tokens 160]
-                             [--json FILE]
+                             [--json FILE] [--costs FILE --seconds 50]
 
 A body computes what the small model computes, at the cost of its own size (docs/bodies.md). vLLM is not measured: it is
 not installed there. Each figure is printed when it is measured; the table comes at the end, without the figures of
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ import torch
 
 from benchmarks.bodies import bodies
 from benchmarks.bodies.widening import widened
-from benchmarks.gpu import answers, companions, floor, hf, profile, served, steps
+from benchmarks.gpu import answers, companions, costs, floor, hf, profile, served, steps
 from benchmarks.gpu.table import table
 from slipstream import LLM, SamplingParams
 from slipstream.drafters import tuned
@@ -34,7 +35,19 @@ from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.layer_skip import format_layers, parse_layers
 from slipstream.models.formats.resolve import open_model
 
-PARTS = ("floor", "steps", "profile", "answers", "batches", "sampling", "served", "contexts", "peers")
+PARTS = (
+    "floor",
+    "steps",
+    "profile",
+    "answers",
+    "batches",
+    "sampling",
+    "served",
+    "shapes",
+    "contexts",
+    "peers",
+    "costs",
+)
 LEARNED = ("eagle3", "mtp", "parallel", "medusa", "draft_model", "kangaroo")
 UNTAUGHT = ("suffix", "ngram", "lookahead", "early_exit")
 ROWS = (1, 8, 16, 32, 64, 128)
@@ -42,6 +55,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXTS = (512, 2048, 8192, 32_000)
 _CACHE = 98_304  # tokens
 _SERVED = ("greedy", "T 0.7, top-p 0.9")
+_LOADS = ((13, 1), (64, 16), (256, 64))  # requests, and how many at a time
 # Trees that may suit a batch as well as the default ones.
 _SHAPES = {
     16: (",nodes=15,depth=5",),
@@ -61,6 +75,7 @@ class Run:
     asked: list[tuple[str, str]]
     tokens: int
     companions: Callable[[], list[str]]  # makes drafters that need models beside the target
+    seconds: float = float("inf")  # that `costs` may take, loading included
     found: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.perf_counter)
 
@@ -89,6 +104,12 @@ class Run:
     def joined(self) -> list[str]:
         """`suffix` with the drafter that it joins on the device."""
         return [f"suffix+{self.drafters['eagle3']}"] if "eagle3" in self.drafters else []
+
+    @property
+    def decided(self) -> list[str]:
+        """`auto` with the same drafters: the policy picks among them."""
+        heads = [self.drafters["eagle3"]] if "eagle3" in self.drafters else []
+        return [json.dumps({"method": "auto", "drafters": ["suffix", *heads]})]
 
     def on_device(self, drafter: str) -> bool:
         """Whether it drafts in rounds on the device, and not on the host."""
@@ -119,11 +140,11 @@ class Run:
 
     def answers(self) -> None:
         plain = None
-        taught, untaught = (*self.drafters.values(), *self.joined), (*UNTAUGHT, *skipping(self.body))
+        taught, untaught = (*self.drafters.values(), *self.joined, *self.decided), (*UNTAUGHT, *skipping(self.body))
         for spec in ("none", *taught, *untaught, *self.companions()):
             found = answers.answer(self.llm, spec, self.asked, self.tokens)
-            # `suffix` has two kinds of rounds: plain ones and those with a chain.
-            whole = spec == "suffix" or self.llm.burst is None
+            # `suffix` has two kinds of rounds, plain ones and those with a chain; `auto` has more.
+            whole = spec in ("suffix", *self.decided) or self.llm.burst is None
             halves = None if whole else steps.step(self.llm, spec, self.context)
             self.note("answers", found.report(plain).beside(halves, self.weights))
             plain = plain or found
@@ -137,6 +158,8 @@ class Run:
                 for options in ("", *_SHAPES.get(batch, ())):
                     run = steps.throughput(self.llm, f"{spec}{options}", prompts, 128, self.weights)
                     self.note("batches", run)
+            for spec in self.decided:
+                self.note("batches", steps.throughput(self.llm, spec, prompts, 128, self.weights))
 
     def sampling(self) -> None:
         for spec, batch in ((spec, batch) for spec in ("none", *self.joined) for batch in (1, 16)):
@@ -145,13 +168,14 @@ class Run:
 
     def served(self) -> None:
         """Every load twice; the first pass of all after one warm-up."""
-        for spec in ("none", *self.joined):
+        for spec in ("none", *self.joined, *self.decided):
             self.llm.use(spec)
             self.note("served", self.llm.warm_up())
-            for kind, (count, at_once) in itertools.product(_SERVED, ((64, 16), (256, 64))):
+            for kind, (count, at_once) in itertools.product(_SERVED, _LOADS):
                 how = served.KINDS[kind]
                 self._serve(spec, f"40 to 225 tokens, {kind}", served.lengths(count, how), at_once)
-                self._serve(spec, f"static, {kind}", served.equal([how] * at_once, 128), at_once)
+                if at_once > 1:
+                    self._serve(spec, f"static, {kind}", served.equal([how] * at_once, 128), at_once)
             for load, kinds in (("greedy", [served.KINDS["greedy"]] * 16), ("mixed", served.MIXED)):
                 self._serve(spec, load, served.equal(kinds, 128), 16)
 
@@ -160,12 +184,29 @@ class Run:
         for passes in (1, 2):
             self.note("served", served.served(self.llm, spec, load, prompts, how, at_once, passes))
 
+    def shapes(self) -> None:
+        """What the policy picks from."""
+        for spec, batch in itertools.product(self.decided, (1, 4, 16, 64)):
+            self.note("shapes", steps.step(self.llm, "none", 256, batch))
+            self.llm.use(spec)
+            burst = self.llm.burst
+            for shape in range(0 if burst is None else len(burst.shapes(batch))):
+                self.note("shapes", steps.step(self.llm, spec, 256, batch, shape))
+
     def contexts(self) -> None:
         for context in CONTEXTS:
             if context + 500 <= self.llm.max_model_len:
                 self.note("contexts", steps.step(self.llm, "none", context))
                 if "eagle3" in self.drafters:
                     self.note("contexts", steps.step(self.llm, self.drafters["eagle3"], context))
+
+    def costs(self) -> None:
+        for batch in costs.PACED:
+            self.note("paced", steps.throughput(self.llm, "none", self.prompts(batch), 128, self.weights))
+        for spec, context, batch in costs.shapes(self.drafters, self.joined):
+            if time.perf_counter() - self.began > self.seconds:
+                break
+            self.note("costs", steps.step(self.llm, spec, context, batch))
 
     def peers(self) -> None:
         for peer in hf.peers(self.body, self.llm.model.dtype, self.prompts(3), 64):
@@ -217,14 +258,18 @@ def measure(run: Run, parts: list[str], title: str, file: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--body", default="8b")
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS[:-1]), choices=PARTS, help="default: all but costs")
     parser.add_argument("--drafters", nargs="*", default=list(LEARNED))
     parser.add_argument("--foreign", default="", help="a model of another vocabulary, for foreign_draft")
     parser.add_argument("--questions", type=Path, default=WORKLOAD)
     parser.add_argument("--each", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--costs", type=Path, help="write the part `costs` as a table for `slipstream simulate`")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of that part, loading included")
     given = parser.parse_args()
+    if given.costs and "costs" not in given.parts:
+        parser.error("--costs needs --parts costs")
     if unknown := [name for name in given.drafters if name.partition("=")[0] not in LEARNED]:
         parser.error(f"--drafters {' '.join(unknown)}: of {', '.join(LEARNED)}, or METHOD=DIRECTORY of such a one")
     if given.json and not given.json.absolute().parent.is_dir():
@@ -244,8 +289,12 @@ def main() -> None:
         places = _places(body, given.drafters)
         drafters = _widened(llm, body, places, Path(folder))
         others = partial(companions.drafters, body, places.get("draft_model"), given.foreign, Path(folder))
-        run = Run(llm, body, drafters, answers.questions(given.questions, given.each), given.tokens, others)
+        asked = answers.questions(given.questions, given.each)
+        run = Run(llm, body, drafters, asked, given.tokens, others, given.seconds, began=began)
         measure(run, given.parts, title, given.json)
+        if given.costs:
+            machine = f"{body.name}, bfloat16, {torch.cuda.get_device_name()}"
+            given.costs.write_text(json.dumps(costs.table_of(run.found, machine, sys.argv[1:]).as_dict(), indent=1))
 
 
 if __name__ == "__main__":

@@ -70,8 +70,10 @@ class Served:
 def served(
     llm: LLM, drafter: str, load: str, prompts: list[list[int]], how: list[SamplingParams], at_once: int, passes: int
 ) -> Served:
-    """Answer all requests, `at_once` of them at a time: another one arrives whenever one has ended."""
-    llm.use(drafter)
+    """Answer all requests, `at_once` of them at a time: another one arrives whenever one has ended.
+
+    `drafter` is in use already: another `use` would drop the graphs that a warm-up has made.
+    """
     steps: list[float] = []
     step = llm.engine.step
 

@@ -59,9 +59,9 @@ class Standing:
 
 @contextmanager
 def standing(
-    llm: LLM, drafter: str, context: int, batch: int = 1, kind: Mapping[str, Any] = GREEDY
+    llm: LLM, drafter: str, context: int, batch: int = 1, kind: Mapping[str, Any] = GREEDY, shape: int = 0
 ) -> Iterator[Standing]:
-    """Rounds after `context` tokens. `kind`: how the requests sample.
+    """Rounds after `context` tokens. `kind`: how the requests sample. `shape`: which of those that `auto` picks from.
 
     The text is random: costs do not depend on it.
     """
@@ -78,9 +78,10 @@ def standing(
     for _ in range(2):  # the second round of a size is captured
         llm.engine.step()
     with torch.inference_mode():
-        plan = replace(burst.shape(len(sequences)), rounds=TREE_ROUNDS)
+        count = len(sequences)
+        plan = replace((burst.shapes(count) or [burst.shape(count)])[shape], rounds=TREE_ROUNDS)
         burst.reserve(sequences, plan)
-        buffers, *_ = burst.filled(sequences, trees=plan.drafts)
+        buffers, *_ = burst.filled(sequences, plan)
         start = buffers.lanes.slots.clone()
 
         def back() -> None:
@@ -97,9 +98,9 @@ def standing(
                 llm.engine.cancel(sequence)
 
 
-def step(llm: LLM, drafter: str, context: int, batch: int = 1) -> Step:
-    """Rounds after `context` tokens."""
-    with standing(llm, drafter, context, batch) as here:
+def step(llm: LLM, drafter: str, context: int, batch: int = 1, shape: int = 0) -> Step:
+    """Rounds after `context` tokens. `shape`: which of those that `auto` picks from."""
+    with standing(llm, drafter, context, batch, shape=shape) as here:
         draft_ms = 0.0 if here.draft is None else device_ms(here.draft, _ROUNDS, here.back)
         verify_ms = device_ms(here.verify, _ROUNDS, here.back)
         graph_mib = max(0.0, (torch.cuda.memory_reserved() - here.before) / 2**20)

@@ -39,7 +39,7 @@ def table(found: Found) -> str:
 def _rows(found: Found) -> Iterator[Cells]:
     for row in found.get("floor", ()):
         yield {"what": f"products alone, {row['rows']} rows", "GB/s": row["gb_per_s"], "step ms": row["ms"]}
-    for row in (*found.get("steps", ()), *found.get("contexts", ())):
+    for row in (*found.get("steps", ()), *found.get("shapes", ()), *found.get("contexts", ())):
         yield {"what": f"a round: {_short(row['drafter'])}", **_halves(row), **_named(row, "batch", "context", "nodes")}
     plain = _plain(found.get("answers", ()))
     for row in found.get("answers", ()):

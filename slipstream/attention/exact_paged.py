@@ -1,4 +1,4 @@
-"""Tree attention on a GPU in which a row's bits do not depend on its company.
+"""Batch-invariant tree attention on a GPU: a row has the same bits in every pass.
 
 Every row sums over its own columns in the order of their positions, wherever they lie: the committed ones, then its
 ancestors in the open tree. Blocks and shares are cut at fixed positions and put together in one order, so that a node
@@ -37,13 +37,13 @@ class ExactPagedAttention(TiledAttention):
         self._shares = -(-tiles.tables.shape[1] * PAGE_SIZE // _SHARE)
         self._queries = 1 << (max(_QUERIES, self._group) - 1).bit_length()
         count, height = tiles.fields.shape[1], tiles.queries // self._group
-        self._rows_each = 1 if tiles.rows == count else self._queries // self._group
-        self._pieces = -(-height // self._rows_each) if tiles.rows > count else 1
+        self._rows_each = 1 if tiles.lone else self._queries // self._group
+        self._pieces = 1 if tiles.lone else -(-height // self._rows_each)
         self._lengths, self._ancestors = self._laid_out(count, height)
 
     def _laid_out(self, count: int, height: int) -> tuple[torch.Tensor, torch.Tensor]:
         """How many columns each row sees, int32 [rows], and which are its ancestors', int32 [rows, columns]."""
-        from slipstream.attention.exact_kernels import lay_out
+        from slipstream.attention.exact_paged_kernels import lay_out
 
         tiles = self._tiles
         words = tiles.bits.shape[1]
@@ -58,7 +58,7 @@ class ExactPagedAttention(TiledAttention):
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
 
-        q is [rows, heads * size or more]: keys and values may stand behind the queries, as a fused product leaves them.
+        q is [rows, heads * size or more]: keys and values may follow the queries, as a fused GEMM leaves them.
         Returns [rows, heads * size] in the type of q, which is that of the pages; sums are made in float32.
         """
         tiles, heads = self._tiles, self._kv_heads * self._group
@@ -83,7 +83,7 @@ class ExactPagedAttention(TiledAttention):
         programs: int,
     ) -> None:
         """Some of the programs, from `start` on; `space` is for what their shares give."""
-        from slipstream.attention.exact_kernels import attend, combine
+        from slipstream.attention.exact_paged_kernels import attend, combine
 
         tiles, kv_heads = self._tiles, self._kv_heads
         heads = kv_heads * self._group
@@ -119,7 +119,7 @@ class ExactPagedAttention(TiledAttention):
 def without_trunk(segment: Segment) -> Iterator[Segment]:
     """The same rows, those before the first fork as a chain of their own: what is left has bits for the tree alone.
 
-    A column whose position no other open column has is seen by every row behind it.
+    A column whose position no other open column has is seen by every row after it.
     """
     if segment.causal:
         yield segment

@@ -8,9 +8,12 @@ so that a sequence is split alike whether its pass is captured or not.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from slipstream.attention.tiled import TiledAttention
+from slipstream.attention.tiles import idle_tiles, query_blocks
 from slipstream.cache import LayerStore
 from slipstream.gpu.fused import has_triton
 
@@ -19,6 +22,7 @@ _MOST_SPLITS = 64
 _STAGES = 2
 _WARPS, _FEW_WARPS = 4, 2
 _FEW_QUERIES = 16
+_KINDS = ((False, False), (False, True), (True, False))  # trees, lone: a lone root is a chain
 
 
 def paged_available(device: str) -> bool:
@@ -32,18 +36,17 @@ class PagedAttention(TiledAttention):
     def _prepare(self) -> None:
         count = self._tiles.fields.shape[1]
         self._splits = splits(count, self._kv_heads)
-        self._lone = count == self._tiles.rows  # a row each
         # Many small trees: programs of half the size leave each other room.
-        crowded = not self._lone and count * self._kv_heads > _PROGRAMS and self._tiles.queries <= _FEW_QUERIES
+        crowded = not self._tiles.lone and count * self._kv_heads > _PROGRAMS and self._tiles.queries <= _FEW_QUERIES
         self._warps = _FEW_WARPS if crowded else _WARPS
 
     def __call__(self, q: torch.Tensor, layer: LayerStore, window: int | None) -> torch.Tensor:
         """Queries, already scaled (and divided by a soft cap, if there is one), over one layer's pages.
 
-        q is [rows, heads * size or more]: keys and values may stand behind the queries, as a fused product leaves them.
+        q is [rows, heads * size or more]: keys and values may follow the queries, as a fused GEMM leaves them.
         Returns [rows, heads * size] in the type of q, which is that of the pages; sums are made in float32.
         """
-        from slipstream.attention.kernels import attend, combine
+        from slipstream.attention.paged_kernels import attend, combine
 
         tiles, size, padded, shares = self._tiles, self._size, self._padded, self._splits
         heads = self._kv_heads * self._group
@@ -70,19 +73,35 @@ class PagedAttention(TiledAttention):
             tiles.tables.shape[1],
             tiles.bits.shape[1],
             0 if window is None else window,
+            shares,
             1.0 if self._softcap is None else self._softcap,
             BLOCK_M=tiles.queries,
-            SPLITS=shares,
             TREES=tiles.trees,
             **self._constants(q, window),
             num_warps=self._warps,
-            num_stages=1 if self._lone and shares > 1 else _STAGES,  # up to some thousand tokens it has a block or two
+            num_stages=1 if tiles.lone and shares > 1 else _STAGES,  # up to some thousand tokens it has a block or two
         )
         if shares > 1:
             lines = tiles.rows * heads
             warps = 1 if shares * padded <= 4096 else 4
             combine[lines,](parts, marks, out, lines, SIZE=size, PADDED=padded, SPLITS=shares, num_warps=warps)
         return out
+
+
+def compile_kernels(
+    heads: int, kv_heads: int, size: int, softcap: float | None, layer: LayerStore, window: int | None
+) -> None:
+    """Compile what the host's passes over such layers can meet, so that no request waits for it.
+
+    Tiles without rows are enough. `layer`: any layer of the store.
+    """
+    device, group = str(layer.keys.device), heads // kv_heads
+    q = layer.keys.new_empty(_PROGRAMS, (heads + 2 * kv_heads) * size)  # as wide as the GEMM leaves them
+    for queries in query_blocks(group):
+        few = [1 << power for power in range(_PROGRAMS.bit_length())]  # tiles: every number of splits
+        for count, (trees, lone) in itertools.product(few, _KINDS):
+            tiles = idle_tiles(count, queries, trees=trees, lone=lone, device=device)
+            PagedAttention((), heads, kv_heads, size, device, softcap, tiles)(q[: tiles.rows], layer, window)
 
 
 def splits(tiles: int, kv_heads: int) -> int:

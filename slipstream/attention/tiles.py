@@ -40,6 +40,7 @@ class Tiles:
     rows: int
     queries: int  # of one tile: its rows' query heads, padded to a power of two
     trees: bool  # whether any tile has rows of a tree
+    lone: bool  # whether every tile is known to have one row at most
     fields: torch.Tensor  # [FACTS, tiles]; these and positions are int32, or int64 if lanes made them
     tables: torch.Tensor  # int32 [sequences, pages of the longest]
     positions: torch.Tensor  # [rows]
@@ -51,7 +52,8 @@ class Tiles:
         """The tiles of a ragged pass; `group` query heads share a KV head."""
         queries = query_block(group, max(s.rows for s in segments))
         rows, trees = sum(s.rows for s in segments), any(not s.causal for s in segments)
-        return cls(rows, queries, trees, *_to_device(tile_arrays(segments, queries // group), device))
+        arrays = tile_arrays(segments, queries // group)
+        return cls(rows, queries, trees, rows == len(segments), *_to_device(arrays, device))
 
 
 def tile_arrays(segments: Sequence[Segment], height: int) -> list[Numbers]:
@@ -108,6 +110,7 @@ class LaneTiles:
         self._base, self._moving = (torch.from_numpy(part).to(tables.device) for part in (base, moving))
         self._tables = tables
         self._rows = lanes * rows
+        self._lone = rows == 1
         self._queries = queries
         self._nothing = torch.zeros(1, 1, dtype=torch.int32, device=tables.device)
 
@@ -127,6 +130,7 @@ class LaneTiles:
             self._rows,
             self._queries,
             open_rows,
+            self._lone,
             fields.flatten(1),
             self._tables,
             places,
@@ -139,6 +143,18 @@ def query_block(group: int, rows: int) -> int:
     """Queries of one program if the longest segment has `rows` rows: a power of two, at least one whole row."""
     wanted = max(group, min(group * rows, _MOST_QUERIES), _LEAST_QUERIES)
     return 1 << (wanted - 1).bit_length()
+
+
+def query_blocks(group: int) -> list[int]:
+    """All that `query_block` can give."""
+    return sorted({query_block(group, rows) for rows in range(1, _MOST_QUERIES + 1)})
+
+
+def idle_tiles(count: int, queries: int, *, trees: bool, lone: bool, device: str) -> Tiles:
+    """Tiles without rows, as a host would lay them out."""
+    fields = torch.zeros(FACTS, count, dtype=torch.int32, device=device)
+    nothing = fields.new_zeros(count, 1)
+    return Tiles(count, queries, trees, lone, fields, nothing, nothing[:, 0], nothing[:, 0], nothing)
 
 
 def _tables(segments: Sequence[Segment]) -> Numbers:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from statistics import median
 from typing import Any
 
 import numpy as np
 
+from slipstream.bench.condition_table import ALL, LOOPING
 from slipstream.bench.intervals import Bootstrap, Column, Interval
 from slipstream.bench.schedule import PLAIN
 from slipstream.errors import OptionError
@@ -19,28 +21,29 @@ Key = tuple[str, int]  # prompt, turn
 def compare_results(first: Json, second: Json) -> Json:
     """For each setting of both runs' base conditions: speed-ups, and how the second's relate to the first's.
 
-    Speed-ups are compared, because each is against plain decoding of its own run: what slowed a machine down cancels.
+    Changes are those of prompts in common, relative to plain decoding's: what slowed a machine down cancels.
     Plain decoding itself is compared by its tokens per second, which shows whether the machines were alike.
     """
     a, b = _times(first), _times(second)
     settings = [name for name in first.get("settings", []) if name in b and name != PLAIN]
     if not settings:
         raise OptionError("the two results have no setting in common", hint="`none` alone is nothing to compare")
-    keys = sorted(set(a[PLAIN]) & set(b[PLAIN]))
-    if not keys:
+    keys = sorted(set.intersection(*(set(run[name]) for run in (a, b) for name in settings)))
+    both_plain = set(keys) & set(a[PLAIN]) & set(b[PLAIN])
+    if not both_plain:
         raise OptionError("the two results have no prompt in common")
     categories = {(row["prompt"], row["turn"]): row["category"] for row in first["answers"]}
     bootstrap = Bootstrap([categories[key] for key in keys])
-    plain_a, plain_b = _columns(a[PLAIN], keys), _columns(b[PLAIN], keys)
+    plain_a, plain_b = (_columns(run[PLAIN], keys, both_plain) for run in (a, b))
     rows = []
     for name in settings:
-        mine_a, mine_b = _columns(a[name], keys), _columns(b[name], keys)
+        change = _change(bootstrap, [_columns(run[name], keys) for run in (b, a)], [plain_b, plain_a])
         rows.append(
             {
                 "setting": name,
-                "first": list(bootstrap.ratio_of_ratios(mine_a, plain_a)),
-                "second": list(bootstrap.ratio_of_ratios(mine_b, plain_b)),
-                "change": list(change := _change(bootstrap, (mine_a, plain_a), (mine_b, plain_b))),
+                "first": _speedup(first, name),
+                "second": _speedup(second, name),
+                "change": list(change),
                 "verdict": _verdict(name, change),
             }
         )
@@ -65,23 +68,31 @@ def _times(results: Json) -> dict[str, dict[Key, tuple[float, float]]]:
     }
 
 
-def _columns(times: dict[Key, tuple[float, float]], keys: list[Key]) -> tuple[Column, Column]:
-    pairs = np.array([times[key] for key in keys])
+Columns = tuple[Column, Column]  # tokens, milliseconds
+
+
+def _columns(times: dict[Key, tuple[float, float]], keys: list[Key], known: Collection[Key] | None = None) -> Columns:
+    """Of prompts that are not `known`, zeros: plain decoding may have been asked fewer of them."""
+    pairs = np.array([times[key] if known is None or key in known else (0.0, 0.0) for key in keys])
     return pairs[:, 0], pairs[:, 1]
 
 
-Run = tuple[tuple[Column, Column], tuple[Column, Column]]  # a setting and plain decoding: tokens, milliseconds
+def _change(bootstrap: Bootstrap, mine: list[Columns], plain: list[Columns]) -> Interval:
+    """The second run's speed-up over the first's: the setting's own change over that of plain decoding."""
 
-
-def _change(bootstrap: Bootstrap, first: Run, second: Run) -> Interval:
-    """The second run's speed-up over the first's."""
-
-    def speedup(weights: Column, run: Run) -> Column:
-        (tokens, ms), (plain_tokens, plain_ms) = run
-        found: Column = (weights @ tokens * (weights @ plain_ms)) / (weights @ ms * (weights @ plain_tokens))
+    def faster(weights: Column, runs: list[Columns]) -> Column:
+        (tokens, ms), (tokens_before, ms_before) = runs
+        found: Column = (weights @ tokens * (weights @ ms_before)) / (weights @ ms * (weights @ tokens_before))
         return found
 
-    return bootstrap.interval(lambda weights: speedup(weights, second) / speedup(weights, first))
+    return bootstrap.interval(lambda weights: faster(weights, mine) / faster(weights, plain))
+
+
+def _speedup(results: Json, name: str) -> list[float | None]:
+    """What a run itself says, over all prompts that it asked; of looping answers if there are no others."""
+    figures = results["conditions"][0]["figures"][name]
+    found: list[float | None] = (figures[ALL] or figures[LOOPING])["speedup"]
+    return found
 
 
 def _verdict(name: str, change: Interval) -> str:

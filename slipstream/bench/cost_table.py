@@ -22,7 +22,7 @@ import numpy as np
 from slipstream.errors import CorruptFile, OptionError
 
 FORMAT, VERSION = "slipstream-costs", 1
-PLAIN = "none"
+PLAIN, _POLICY = "none", "auto"
 
 Json = dict[str, Any]
 
@@ -82,10 +82,7 @@ class CostTable:
         """Milliseconds of a proposal of about so many nodes for each sequence; of a drafter without points: refused."""
         if drafter == PLAIN:
             return 0.0
-        points = self.draft_ms.get(drafter) or self.draft_ms.get(drafter.partition(":")[0])
-        if not points:
-            known = ", ".join(self.draft_ms) or "none"
-            raise OptionError(f"the table of costs does not have {drafter}", hint=f"it has: {known}")
+        points = self._points(drafter)
         near = min(points, key=lambda p: (abs(np.log(p[1] / sequences)), abs(np.log((1 + p[0]) / (1 + nodes)))))
         alike = sorted((n, ms) for n, s, ms in points if s == near[1])
         ms = float(np.interp(nodes, [n for n, _ in alike], [ms for _, ms in alike]))
@@ -93,6 +90,21 @@ class CostTable:
             return ms
         # A draft of one layer over n sequences costs what the target's pass does, in proportion.
         return ms * self._r(sequences * (1 + nodes)) / self._r(near[1] * (1 + nodes))
+
+    def _points(self, drafter: str) -> list[tuple[int, int, float]]:
+        for name in (drafter, drafter.partition(":")[0]):
+            if name in self.draft_ms:
+                return self.draft_ms[name]
+        known = ", ".join(self.draft_ms) or "none"
+        raise OptionError(f"the table of costs does not have {drafter}", hint=f"it has: {known}")
+
+    def drafting(self, setting: str, drafters: Sequence[str]) -> str:
+        """The entry for a setting; for one that picks among `drafters`, as `auto` does, the least that has them all."""
+        method = setting.partition(":")[0]
+        if method != _POLICY or setting in self.draft_ms or method in self.draft_ms or not drafters:
+            return setting
+        whole = [name for name in self.draft_ms if {*drafters} <= {*name.split("+")}]
+        return min(whole, key=lambda name: name.count("+"), default="+".join(drafters))
 
     def other(self, sequences: int) -> float:
         """Milliseconds of the rest of a step."""
@@ -138,13 +150,15 @@ def load_costs(name: str) -> CostTable:
             known = f"a file, or one of: {', '.join(shipped())}"
             raise OptionError(f"--costs {name!r} cannot be read: {error.strerror or error}", hint=known) from None
     try:
-        return costs_of(json.loads(text))
+        return costs_of(json.JSONDecoder().raw_decode(text.lstrip())[0])  # of traces, the first line
     except ValueError as error:
         raise CorruptFile(f"--costs {name!r} is not a table of costs: {error}") from None
 
 
 def costs_of(data: Mapping[str, Any]) -> CostTable:
-    """A table from plain data."""
+    """A table from plain data: of its own, or the header of traces."""
+    if isinstance(data, Mapping) and isinstance(data.get("costs"), Mapping):
+        data = data["costs"]
     if not isinstance(data, Mapping) or data.get("format") != FORMAT or data.get("version") != VERSION:
         raise CorruptFile("not a table of costs", hint=f"format {FORMAT}, version {VERSION}")
     try:

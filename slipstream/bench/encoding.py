@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 
 from slipstream.bench.prompts import BenchPrompt, Body, workload
-from slipstream.errors import OptionError
+from slipstream.drafters.retrieval.corpus import fingerprint
+from slipstream.errors import OptionError, PromptError
 from slipstream.text import Tokenizer
 
 _BACKGROUND = "Some notes, in case they are of use:\n\n{notes}\n\n---\n\n"
@@ -24,6 +25,8 @@ class Encoder:
 
     def encode(self, prompt: BenchPrompt, answers: Sequence[str] = (), context: int | None = None) -> list[int]:
         """The ids of a prompt after so many answers to its turns; `context`: filled up to so many tokens."""
+        if prompt.ids:
+            return self._captured(prompt, context)
         if not prompt.messages:
             ids = self._tokenizer.encode(prompt.text)
             if context is None or len(ids) >= context:
@@ -39,6 +42,13 @@ class Encoder:
         first["content"] = self._notes(context - len(ids)) + str(first["content"])
         return self._chat(messages, prompt.tools)
 
+    def _captured(self, prompt: BenchPrompt, context: int | None) -> list[int]:
+        if prompt.tokenizer != fingerprint(self._tokenizer, len(self._tokenizer)):
+            raise PromptError(f"{prompt.name} was captured from a model with another tokenizer")
+        if context is not None and len(prompt.ids) < context:
+            raise PromptError(f"{prompt.name}: captured prompts cannot be filled up", hint="leave out --context")
+        return list(prompt.ids)
+
     def _chat(self, messages: list[Body], tools: Sequence[Body]) -> list[int]:
         tokenizer = self._tokenizer
         if not tokenizer.has_chat_template:
@@ -47,7 +57,7 @@ class Encoder:
             return tokenizer.encode_chat(messages)
         try:
             return tokenizer.encode_chat(messages, tools=list(tools))
-        except OptionError:  # the template has no place for tools: they are told in words, as clients do then
+        except OptionError:  # the template has no place for tools: a system message describes them, as clients do then
             self.tools_as_text = True
             return tokenizer.encode_chat(_plain(messages, tools))
 

@@ -5,6 +5,9 @@ one setting and for plain decoding alike cancels. Strata are the categories. Eac
 prompts and scales them to n, which keeps the variance unbiased where a stratum is small. The standard error of the
 ratio's logarithm over all draws, times Student's quantile, gives the interval: percentiles of the draws themselves
 would be too narrow with three or four prompts per category.
+
+An interval is for the prompts of a file, of which some were measured: with all of them measured, only the noise of
+measuring is left (the finite population correction of sampling surveys).
 """
 
 from __future__ import annotations
@@ -51,9 +54,19 @@ class Interval(NamedTuple):
 
 
 class Bootstrap:
-    """Weights of prompts in many draws. `shares`: how much each prompt counts (the size of its category's share)."""
+    """Weights of prompts in many draws.
 
-    def __init__(self, strata: Sequence[Hashable], shares: Column | None = None, seed: int = 0) -> None:
+    `shares`: how much each prompt counts (the size of its category's share). `open_part`: how much of a prompt's
+    variance is left to chance. 1: prompts stand for all that are like them; less: for the rest of their file.
+    """
+
+    def __init__(
+        self,
+        strata: Sequence[Hashable],
+        shares: Column | None = None,
+        open_part: Column | None = None,
+        seed: int = 0,
+    ) -> None:
         count = len(strata)
         sizes = Counter(strata)
         # Strata of one prompt have no spread of their own: they are drawn together.
@@ -69,19 +82,29 @@ class Bootstrap:
                 drawn = rng.multinomial(size - 1, np.full(size, 1 / size), DRAWS)
                 self._draws[:, members] = drawn * (size / (size - 1))
                 self.freedom += size - 1
+        if open_part is not None:
+            self._draws = 1.0 + np.sqrt(np.asarray(open_part, np.float64)) * (self._draws - 1.0)
 
-    def ratio(self, above: Column, below: Column) -> Interval:
+    @property
+    def shares(self) -> Column:
+        """How much each prompt counts."""
+        return self._shares
+
+    def ratio(self, above: Column, below: Column, besides: float = 0.0) -> Interval:
         """The ratio of two weighted sums."""
-        return self.interval(lambda weights: (weights @ above) / (weights @ below))
+        return self.interval(lambda weights: (weights @ above) / (weights @ below), besides)
 
-    def ratio_of_ratios(self, above: tuple[Column, Column], below: tuple[Column, Column]) -> Interval:
+    def ratio_of_ratios(
+        self, above: tuple[Column, Column], below: tuple[Column, Column], besides: float = 0.0
+    ) -> Interval:
         """The ratio of two ratios of sums: (a / b) / (c / d)."""
         return self.interval(
-            lambda weights: (weights @ above[0] * (weights @ below[1])) / (weights @ above[1] * (weights @ below[0]))
+            lambda weights: (weights @ above[0] * (weights @ below[1])) / (weights @ above[1] * (weights @ below[0])),
+            besides,
         )
 
-    def interval(self, statistic: Statistic) -> Interval:
-        """A positive statistic of weighted prompts, with its interval."""
+    def interval(self, statistic: Statistic, besides: float = 0.0) -> Interval:
+        """A positive statistic of weighted prompts, with its interval. `besides`: relative variance of its own."""
         with np.errstate(divide="ignore", invalid="ignore"):
             value = float(statistic(self._shares[None, :])[0])
             drawn = statistic(self._draws * self._shares)
@@ -90,7 +113,7 @@ class Bootstrap:
             return Interval(value if math.isfinite(value) else 0.0)
         if self.freedom < _LEAST_FREEDOM or len(drawn) < DRAWS // 2:
             return Interval(value)
-        error = float(np.log(drawn).std(ddof=1)) * student(self.freedom)
+        error = math.sqrt(float(np.log(drawn).var(ddof=1)) + besides) * student(self.freedom)
         return Interval(value, value * math.exp(-error), value * math.exp(error))
 
 

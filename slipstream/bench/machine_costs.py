@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from slipstream.native.machine import cpu_model
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
 _SEQUENCES = (1, 4, 16)
 _CONTEXTS = (128, 1024)
+_PROMPTS = "prompts"  # beside the names of settings
+_LEAST_PACE = 0.2
 _ROUNDS = 5  # the fastest half counts: other programs only slow a pass down
 
 
@@ -30,7 +34,32 @@ def measure_costs(llm: LLM, answers: Sequence[Answer], conditions: Sequence[Cond
     drafts, others = _counted(answers, conditions)
     where = torch.cuda.get_device_name(llm.model.device) if llm.model.device != "cpu" else cpu_model()
     what = f"{llm.model.name}, {str(llm.model.dtype).removeprefix('torch.')}, {where}"
-    return CostTable(passes, drafts, others, what, "slipstream bench --trace")
+    table = CostTable(passes, drafts, others, what, "slipstream bench --trace")
+    alone = [answer for answer in answers if conditions[answer.condition].batch == 1]
+    return replace(table, pass_ms=paced(table, alone))
+
+
+def paced(table: CostTable, answers: Sequence[Answer]) -> list[tuple[int, int, int, float]]:
+    """The passes of a table, as long as they take in the real steps of answers at batch 1.
+
+    Alone, a pass finds its weights still in caches, and nobody reads what it gives. How much longer it takes in a step
+    is known for the rows of plain steps, of each setting's trees and of prompts, and taken in between for the others.
+    """
+    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for answer in answers:
+        stats, prompt = answer.stats, answer.prompt_tokens
+        if stats.prefill_ms > 0:
+            ratios[_PROMPTS].append((prompt, stats.prefill_ms / table.a_pass(prompt, 1, prompt / 2)))
+        if stats.steps > 1:
+            rows, context = 1 + stats.drafted / stats.steps, prompt + len(answer.token_ids) / 2
+            ms = (stats.decode_ms - stats.draft_ms) / (stats.steps - 1) - table.other(1)
+            ratios[answer.setting].append((rows, ms / table.a_pass(rows, 1, context)))
+    found = sorted(tuple(map(statistics.median, zip(*each, strict=True))) for each in ratios.values())
+    if not found:
+        return table.pass_ms
+    known, times = np.log([rows for rows, _ in found]), [max(ratio, _LEAST_PACE) for _, ratio in found]
+    pace = np.interp([math.log(rows) for rows, *_ in table.pass_ms], known, times).tolist()
+    return [(*shape[:3], round(by * shape[3], 4)) for shape, by in zip(table.pass_ms, pace, strict=True)]
 
 
 def _passes(llm: LLM, seconds: float) -> list[tuple[int, int, int, float]]:
@@ -95,7 +124,7 @@ def _counted(
             others[batch].append(batch * stats.other_ms / stats.steps)  # counters have a sequence's share of a step
         if answer.setting != PLAIN and stats.drafting_steps:
             key = answer.setting, condition.nodes or 0, batch
-            drafts[key].append((stats.drafted / stats.drafting_steps, batch * stats.draft_ms / stats.steps))
+            drafts[key].append((stats.drafted / stats.drafting_steps, batch * stats.draft_ms / stats.drafting_steps))
     found: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for (name, _, batch), pairs in drafts.items():
         nodes, ms = (statistics.median(column) for column in zip(*pairs, strict=True))

@@ -9,7 +9,7 @@ from functools import cached_property
 from slipstream.bench.encoding import Encoder
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.schedule import PLAIN, Condition, Schedule, Turn
-from slipstream.bench.traces import TracedAnswer, steps_of
+from slipstream.bench.traces import TracedAnswer, drafters_of, steps_of
 from slipstream.errors import OptionError, PromptError
 from slipstream.llm import LLM
 from slipstream.types import Completion, SamplingParams, Stats
@@ -146,8 +146,9 @@ class Run:
         steps = tuple(steps_of(deltas, len(request[0])))
         draft_ms, other_ms = stats.draft_ms / max(1, stats.drafting_steps), stats.other_ms / max(1, stats.steps)
         if len(steps) == stats.steps:  # of a reader that fell far behind, trees are dropped
+            who, length = drafters_of(deltas), len(request[0])
             self.traces.append(
-                TracedAnswer(setting, prompt.category, prompt.name, len(request[0]), steps, draft_ms, other_ms)
+                TracedAnswer(setting, prompt.category, prompt.name, length, steps, draft_ms, other_ms, who)
             )
         return [completion]
 

@@ -54,10 +54,14 @@ class BenchPrompt:
     tools: tuple[Body, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of `SamplingParams` that the line sets
     wire: Mapping[str, Any] = field(default_factory=dict)  # fields that the engine has by other names, or not at all
+    ids: tuple[int, ...] = ()  # a captured prompt, which has neither messages nor text
+    tokenizer: str = ""  # the hash of the tokenizer of `ids`
 
     def body(self) -> Body:
         """The request body that asks for the first answer."""
-        asked: Body = {"messages": list(self.messages)} if self.messages else {"prompt": self.text}
+        asked: Body = {"prompt": list(self.ids) or self.text}
+        if self.messages:
+            asked = {"messages": list(self.messages)}
         tools = {"tools": list(self.tools)} if self.tools else {}
         return {**asked, **tools, **self.sampling, **self.wire}
 
@@ -100,7 +104,11 @@ def workload() -> list[BenchPrompt]:
 
 
 def read_file(path: Path) -> list[BenchPrompt]:
-    """The prompts of a user's file; whatever is wrong with a line is told with its number."""
+    """The prompts of a user's file (a bad line is named by its number), or those that `serve --capture` wrote."""
+    if path.is_dir():
+        from slipstream.bench.captured import captured_prompts
+
+        return captured_prompts(path)
     lines = file_lines(path)
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:

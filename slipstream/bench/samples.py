@@ -44,7 +44,7 @@ def _sample(run: Run, index: int, setting: str) -> Json:
     return {
         "setting": setting,
         "category": prompt.category,
-        "prompt": str(prompt.messages[-1]["content"]) if prompt.messages else prompt.text,
+        "prompt": str(prompt.messages[-1]["content"]) if prompt.messages else tokenizer.decode(prompt_ids),
         "pieces": _joined(pieces),
         "tokens": stats.emitted,
         "steps": stats.steps,

@@ -104,7 +104,7 @@ class Turn(NamedTuple):
 class Schedule:
     """Turns until the time is up. Conditions go on side by side, so that they have the same prompts.
 
-    Settings take turns to be the first.
+    Settings take turns to be the first. Plain decoding has its turn once in `plain_every` turns of a condition.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class Schedule:
         self._next = [0] * len(self._conditions)
         self._costs: list[list[float]] = [[] for _ in self._conditions]
         self.tight = [False] * len(self._conditions)
+        self.plain_every = [1] * len(self._conditions)
 
     @staticmethod
     def _groups(order: Sequence[int], size: int) -> list[tuple[int, ...]]:
@@ -141,9 +142,12 @@ class Schedule:
             count, groups = self._next[chosen], self._turns[chosen]
             settings = [self._conditions[chosen].setting(name) for name in self._settings]
             first = count % len(settings)
+            turns = (*settings[first:], *settings[:first])
+            round, group = divmod(count, len(groups))
+            if (count + round) % self.plain_every[chosen]:  # in each round it is asked other prompts
+                turns = tuple(name for name in turns if name != PLAIN)
             began = time.monotonic()
-            group = count % len(groups)
-            yield Turn(chosen, group, count // len(groups), groups[group], (*settings[first:], *settings[:first]))
+            yield Turn(chosen, group, round, groups[group], turns)
             cost = time.monotonic() - began
             self._next[chosen] += 1
             self._asked[chosen] += len(groups[group])

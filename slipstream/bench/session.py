@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import NamedTuple
 
-from slipstream.bench.figures import ALL, LOOPING, ConditionTable, Grouping, Json
+from slipstream.bench.condition_table import ALL, LOOPING, ConditionTable, Grouping
+from slipstream.bench.figures import Json, figures
 from slipstream.bench.measure import Answer, Run
 from slipstream.bench.results import FORMAT, VERSION, peak_memory
 from slipstream.bench.schedule import PLAIN, Condition, Schedule, Turn, stratified
@@ -53,6 +54,8 @@ def run_bench(
             schedule.tight[turn.condition] = bool(
                 enough and speeds and all(s.spread <= precision for s in speeds.values())
             )
+            if enough:
+                schedule.plain_every[turn.condition] = table.plain_every()
             text = ", ".join(f"{name} {speed.value:.2f}x" for name, speed in speeds.items())
         part = (time.monotonic() - began) / max(1e-9, deadline - began)
         show(Status(len(run.answers), min(1.0, part), text))
@@ -104,16 +107,16 @@ def results(run: Run, provenance: Json, price_per_hour: float | None = None) -> 
 
 
 def _condition(table: ConditionTable, price: float | None) -> Json:
-    figures = {
-        setting: {category: table.figures(setting, category) for category in (ALL, *table.categories, LOOPING)}
+    found = {
+        setting: {category: figures(table, setting, category) for category in (ALL, *table.categories, LOOPING)}
         for setting in table.settings
     }
     if price is not None:
-        for by_category in figures.values():
+        for by_category in found.values():
             for each in by_category.values():
                 if each is not None:
                     each["cost_per_million_tokens"] = cost_per_million(price, each["tok_s"][0])
-    return {"condition": asdict(table.condition), "name": str(table.condition), "figures": figures}
+    return {"condition": asdict(table.condition), "name": str(table.condition), "figures": found}
 
 
 def cost_per_million(price_per_hour: float, tokens_per_second: float) -> float | None:

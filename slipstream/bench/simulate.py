@@ -1,23 +1,24 @@
 """Replays acceptance traces against a table of costs: what a setting would give on that machine.
 
-Steps of a batch are drawn from the recorded ones. A step costs one pass over the rows of all sequences, one draft and
-the rest; it brings what its trees brought when they were recorded. With fewer nodes a tree keeps its most confident
-ones, and its path ends where the first node is missing.
+A step brings what its trees brought when they were recorded (`replay.py` has what it costs). With fewer nodes a tree
+keeps its most confident ones, and its path ends where the first node is missing. `auto` is played with the tree sizes
+that pay best: which it takes depends on the load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from statistics import mean
 from typing import NamedTuple
 
-import numpy as np
-
 from slipstream.bench.cost_table import PLAIN, CostTable
+from slipstream.bench.replay import Decoded, Played, Recorded, play
 from slipstream.bench.traces import TracedAnswer, Traces
 
-_DRAWS = 400  # steps of a batch
-_PROMPT_ROWS = 512  # rows of a prompt in one pass
+_ROUNDS = 4  # answers per place of a batch, so that the beginning and the end count little
+_POLICY = "auto"
 
 SIZES = (1, 2, 4, 8, 16, 32)  # tree sizes that are tried beside the recorded one
 
@@ -27,6 +28,7 @@ class Scenario(NamedTuple):
 
     batch: int = 1
     context: int | None = None  # tokens before each step; None: as recorded
+    group: int | None = None  # answers that are asked together, as `bench` does; None: places are never empty
 
 
 @dataclass(frozen=True)
@@ -47,65 +49,98 @@ class Outlook:
         return self.setting if self.nodes is None else f"{self.setting}, at most {self.nodes} nodes"
 
 
-class _Steps:
-    """The recorded steps of a setting as columns, with trees cut to `nodes`."""
-
-    def __init__(self, answers: Sequence[TracedAnswer], nodes: int | None) -> None:
-        # The first step's time is the prompt's, and most drafters have nothing to draft from yet.
-        steps = [step for answer in answers for step in answer.steps[1:]] or [s for a in answers for s in a.steps]
-        cut = [step.cut(nodes) for step in steps]
-        self.nodes = np.array([offered for offered, _ in cut], float)
-        self.tokens = np.array([tokens for _, tokens in cut], float)
-        self.context = float(np.mean([step.context for step in steps]))
-        self.prompt = float(np.mean([answer.prompt_tokens for answer in answers]))
-        self.length = float(np.mean([sum(step.tokens for step in answer.steps) for answer in answers]))
-
-
 def outlook(traces: Traces, costs: CostTable, scenario: Scenario, *, sizes: Sequence[int] = ()) -> list[Outlook]:
     """Plain decoding, then every setting with its trees as recorded and with those sizes."""
-    plain = _Steps([answer for answer in traces.answers if answer.setting == PLAIN] or traces.answers, 0)
-    plain.tokens[:] = 1.0
-    base = _speed(plain, costs, scenario, PLAIN)
-    found = [Outlook(PLAIN, None, 1.0, base[1], base[2], 1.0, base[3])]
+    # Plain answers depend on lengths alone, and fewer of them may have been recorded.
+    most = max(traces.settings, key=lambda name: sum(answer.setting == name for answer in traces.answers))
+    plain = [answer for answer in traces.answers if answer.setting == most]
+    base = _outlook([_plainly(answer, scenario) for answer in plain], costs, scenario, PLAIN, None)
+    found = [base]
     for setting in traces.settings:
         if setting == PLAIN:
             continue
         answers = [answer for answer in traces.answers if answer.setting == setting]
-        largest = max(len(step.parents) for answer in answers for step in answer.steps)
-        for nodes in (None, *(size for size in sizes if size < largest)):
-            tokens, ms, speed, covered = _speed(_Steps(answers, nodes), costs, scenario, setting)
-            found.append(Outlook(setting, nodes, tokens, ms, speed, speed / base[2], covered))
+        largest = max((len(step.confidence) for answer in answers for step in answer.steps), default=0)
+        drafter = costs.drafting(setting, sorted({name for answer in answers for name in answer.drafters}))
+        policy = setting.partition(":")[0] == _POLICY
+        tried = [
+            _outlook([_recorded(answer, nodes, scenario) for answer in answers], costs, scenario, drafter, nodes, base)
+            for nodes in (None, *(size for size in (SIZES if policy else sizes) if size < largest))
+        ]
+        if policy:
+            tried = [replace(max([base, *tried], key=_speed), nodes=None)]
+        found += [replace(each, setting=setting) for each in tried]
     return found
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:
     """The fastest."""
-    return max(outlooks, key=lambda each: each.tokens_per_second)
+    return max(outlooks, key=_speed)
 
 
-def _speed(steps: _Steps, costs: CostTable, scenario: Scenario, setting: str) -> tuple[float, float, float, bool]:
-    """Tokens per step of a sequence, milliseconds of a step, tokens per second, and whether the table covers it."""
-    batch = scenario.batch
-    context = steps.context if scenario.context is None else float(scenario.context)
-    prompt = steps.prompt if scenario.context is None else max(1.0, scenario.context - steps.length / 2)
-    drawn = np.random.default_rng(0).integers(0, len(steps.nodes), (_DRAWS, batch))
-    nodes = steps.nodes[drawn]  # [draws, batch]
-    rows, drafting = batch + nodes.sum(axis=1), (nodes > 0).sum(axis=1)
-    usual = float(steps.nodes[steps.nodes > 0].mean()) if (steps.nodes > 0).any() else 0.0
-    draft = costs.a_draft(setting, usual, batch) if usual else 0.0
-    ms = float(np.mean([costs.a_pass(count, batch, context) for count in rows]))
-    ms += draft * float(np.mean(drafting > 0)) + costs.other(batch)
-    tokens = float(steps.tokens[drawn].mean())
-    # While one prompt is read, all wait: an answer's prompt is part of the time of each answer.
-    answer_ms = steps.length / tokens * ms / batch + _prefill(prompt, costs)
-    return tokens, ms, 1000.0 * steps.length / answer_ms, costs.covers(float(rows.mean()), batch, context)
+def _speed(outlook: Outlook) -> float:
+    return outlook.tokens_per_second
 
 
-def _prefill(prompt: float, costs: CostTable) -> float:
-    """Milliseconds to read a prompt, in passes of at most so many rows."""
-    ms, done = 0.0, 0.0
-    while done < prompt:
-        rows = min(_PROMPT_ROWS, prompt - done)
-        ms += costs.a_pass(rows, 1, done)
-        done += rows
-    return ms
+def _recorded(answer: TracedAnswer, nodes: int | None, scenario: Scenario) -> Recorded:
+    """An answer with trees of at most so many nodes. Its steps come again until it is as long as it was."""
+    length, steps = sum(step.tokens for step in answer.steps) - 1, list[Decoded]()
+    for step in cycle(answer.steps[1:]) if len(answer.steps) > 1 else ():
+        if length <= 0:
+            break
+        offered, tokens = step.cut(nodes)
+        steps.append(Decoded(step.context if scenario.context is None else scenario.context, offered, tokens))
+        length -= tokens
+    return Recorded(_prompt(answer, scenario), steps)
+
+
+def _plainly(answer: TracedAnswer, scenario: Scenario) -> Recorded:
+    """An answer as plain decoding gives it."""
+    begin, count = answer.steps[0].context, sum(step.tokens for step in answer.steps)
+    contexts = (begin + place if scenario.context is None else scenario.context for place in range(1, count))
+    return Recorded(_prompt(answer, scenario), [Decoded(context, 0, 1) for context in contexts])
+
+
+def _prompt(answer: TracedAnswer, scenario: Scenario) -> int:
+    if scenario.context is None:
+        return answer.prompt_tokens
+    return max(1, scenario.context - sum(step.tokens for step in answer.steps) // 2)
+
+
+def _outlook(
+    answers: Sequence[Recorded],
+    costs: CostTable,
+    scenario: Scenario,
+    drafter: str,
+    nodes: int | None,
+    plain: Outlook | None = None,
+) -> Outlook:
+    steps = [step for answer in answers for step in answer.steps]
+    drafting = [step.nodes for step in steps if step.nodes]
+    usual, batch = (mean(drafting) if drafting else 0.0), scenario.batch
+    if scenario.group is None:
+        count = max(len(answers), _ROUNDS * batch)
+        played = [play(islice(cycle(answers), count), batch, costs, drafter, usual)]
+        speed = 1000 * (played[0].tokens / played[0].e2e_ms if batch == 1 else played[0].tokens_per_ms)
+    else:
+        played = [
+            play(islice(cycle(answers), start, start + scenario.group), batch, costs, drafter, usual)
+            for start in range(0, len(answers), scenario.group)
+        ]
+        speed = 1000 * batch * sum(each.tokens for each in played) / sum(each.e2e_ms for each in played)
+    step_ms, rows = _of_a_step(played)
+    return Outlook(
+        setting=drafter,
+        nodes=nodes,
+        tokens_per_step=mean(step.tokens for step in steps) if steps else 1.0,
+        step_ms=step_ms,
+        tokens_per_second=speed,
+        speedup=1.0 if plain is None else speed / plain.tokens_per_second,
+        covered=costs.covers(rows, batch, mean(step.context for step in steps) if steps else 0.0),
+    )
+
+
+def _of_a_step(played: Sequence[Played]) -> tuple[float, float]:
+    """Milliseconds and rows of a step in which all places decode."""
+    steps = max(1, sum(each.steps for each in played))
+    return sum(each.step_ms for each in played) / steps, sum(each.rows for each in played) / steps

@@ -26,13 +26,13 @@ class Step(NamedTuple):
 
     context: int  # tokens before it
     parents: tuple[int, ...]
-    confidence: tuple[float, ...]  # joint probability of the path, by the drafter's own estimate
+    confidence: tuple[float, ...]  # joint probability of the path, by the drafter's own estimate; (): not recorded
     accepted: tuple[int, ...]
     tokens: int  # emitted
 
     def cut(self, nodes: int | None) -> tuple[int, int]:
         """(nodes, tokens) of this step if only the `nodes` most confident nodes had been offered; None: as it was."""
-        if nodes is None or nodes >= len(self.parents):
+        if nodes is None or nodes >= len(self.parents) or not self.confidence:
             return len(self.parents), self.tokens
         order = sorted(range(1, len(self.parents) + 1), key=lambda node: (-self.confidence[node - 1], node))
         kept = {0}
@@ -54,6 +54,7 @@ class TracedAnswer:
     steps: tuple[Step, ...]
     draft_ms: float = 0.0  # per step that drafted
     other_ms: float = 0.0  # per step
+    drafters: tuple[str, ...] = ()  # that drew its trees
 
 
 @dataclass
@@ -84,6 +85,12 @@ def steps_of(deltas: Iterable[Delta], prompt_tokens: int) -> Iterator[Step]:
         for _ in left:  # plain rounds of a device come without trees
             yield Step(context, (), (), (), 1)
             context += 1
+
+
+def drafters_of(deltas: Iterable[Delta]) -> tuple[str, ...]:
+    """Who drew the trees of a traced answer."""
+    found = {origin for delta in deltas for tree in delta.trees for origin in tree.origins}
+    return tuple(sorted(origin for origin in found if origin is not None))
 
 
 def _step(tree: TokenTree, path: Sequence[int], context: int, tokens: int) -> Step:
@@ -138,5 +145,5 @@ def _answer(entry: Mapping[str, Any]) -> TracedAnswer:
         Step(int(context), tuple(parents), tuple(confidence), tuple(accepted), int(tokens))
         for context, parents, confidence, accepted, tokens in entry["steps"]
     )
-    rest = {name: value for name, value in entry.items() if name != "steps"}
-    return TracedAnswer(**rest, steps=steps)
+    rest = {name: value for name, value in entry.items() if name not in ("steps", "drafters")}
+    return TracedAnswer(**rest, steps=steps, drafters=tuple(entry.get("drafters", ())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.bench.figures import ALL
+from slipstream.bench.condition_table import ALL
 from slipstream.bench.intervals import Interval
 from slipstream.bench.schedule import PLAIN
 

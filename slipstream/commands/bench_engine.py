@@ -109,4 +109,3 @@ def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> LLM
             max_num_seqs=max(64, batch),
             cache_tokens=None if batch * longest <= _CACHE_TOKENS else batch * longest,
         )
-

@@ -58,17 +58,22 @@ def _show_settings(figures: Json) -> None:
             ]
         )
     show_table(headers, rows, right=range(1, len(headers)))
+    for setting, by_category in figures.items():
+        each = by_category[_ALL]
+        if setting != _PLAIN and each is not None and each["speedup_beyond"][1] is not None:
+            say(f"{setting} on other prompts of these kinds: {_span(each['speedup_beyond'])}", "dim")
 
 
 def _show_categories(figures: Json) -> None:
     """Speed-ups by category."""
     settings = [name for name in figures if name != _PLAIN]
-    names = [name for name, each in figures[_PLAIN].items() if each is not None]
+    first = figures[settings[0]]
+    names = [name for name, each in first.items() if each is not None]
     rows = []
     for name in names:
         cells = [figures[setting][name] for setting in settings]
         shown = "looping, kept apart" if name == _LOOPING else name
-        rows.append([shown, str(figures[_PLAIN][name]["prompts"]), *(_speedup(each["speedup"]) for each in cells)])
+        rows.append([shown, str(first[name]["prompts"]), *(_speedup(each["speedup"]) for each in cells)])
     say("")
     show_table(["category", "prompts", *settings], rows, right=range(1, len(settings) + 2))
 

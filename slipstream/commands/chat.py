@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.commands.conversation import Conversation
+from slipstream.commands.shared.explain import explained
 from slipstream.commands.shared.lines import END, Interrupts, LineReader
 from slipstream.commands.shared.opening import fetch_models, open_llm, stats_line
 from slipstream.commands.shared.options import Described, EngineSetup, Sampling, adjusted, require_single_answer
@@ -43,6 +44,7 @@ def chat(
     setup: EngineSetup | None = None,
     sampling: Sampling | None = None,
     system: Annotated[str | None, Described("system message", metavar="TEXT")] = None,
+    explain: Annotated[bool, Described("say after each answer what was drafted in each step, and why")] = False,
 ) -> None:
     """Chat with the model."""
     setup, sampling = setup or EngineSetup(), sampling or Sampling()
@@ -51,15 +53,18 @@ def chat(
     llm = open_llm(setup)
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise OptionError(f"{setup.model} has no chat template, so it cannot chat", hint="use run --raw")
-    Chat(llm, setup.drafter(), params, system).talk()
+    Chat(llm, setup.drafter(), params, system, explain=explain).talk()
 
 
 class Chat:
     """A running conversation."""
 
-    def __init__(self, llm: LLM, drafter: DrafterSpec, params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self, llm: LLM, drafter: DrafterSpec, params: SamplingParams, system: str | None, *, explain: bool = False
+    ) -> None:
         assert llm.tokenizer is not None
         self._llm = llm
+        self._explain = explain
         self._drafter = drafter
         self._params = params
         self._conversation = Conversation(llm.tokenizer, llm.max_model_len, params.max_tokens, system)
@@ -106,7 +111,7 @@ class Chat:
         prompt_ids, dropped = self._conversation.ask(text)
         if dropped:
             note(f"(the context holds {self._llm.max_model_len} tokens: the oldest {dropped} turns were dropped)")
-        said, ending = "", "stopped"
+        said, ending, why = "", "stopped", []
         screen = _Screen()
         try:
             deltas = self._llm.stream(prompt_ids, self._params)
@@ -119,13 +124,14 @@ class Chat:
                         self._answers += 1
                         cut = ", cut by max_tokens or the context" if delta.finish_reason == "length" else ""
                         ending = stats_line(delta.completion.stats) + cut
+                        why = explained(delta.completion.stats) if self._explain else []
                     elif interrupts.seen:
                         break
             del deltas  # dropping an unfinished generator closes it, which cancels the request
         finally:
             self._conversation.answered(said)
         screen.close()
-        note(f"({ending})")
+        note("\n".join([f"({ending})", *why]))
         return bool(said)
 
     def _retry(self, rest: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream import checks
-from slipstream.commands.check_heads import TrainedHead, examine_head
+from slipstream.commands.check_heads import TrainedHead, available_head, examine_head
 from slipstream.commands.check_missing import missing_models, tell_missing
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.options import Described, ModelSetup
@@ -137,6 +137,19 @@ def examine(setup: ModelSetup) -> Findings:
     drafts = [_examine_draft(part, target, dtype, device, length) for part in spec.parts() if part.model is not None]
     parts = (part for part in spec.parts() if part.model is None)
     heads = [head for part in parts if (head := examine_head(part, target.config, dtype)) is not None]
+
+    def memory(heads: list[TrainedHead]) -> Memory:
+        return Memory(
+            weights=weight_bytes(target.config, dtype, quantize),
+            kv=_kv_bytes(target.config, dtype, length),
+            draft_weights=sum(draft.weights for draft in drafts) + sum(head.weights for head in heads),
+            draft_kv=sum(draft.kv for draft in drafts) + sum(head.per_token for head in heads) * _rows(length),
+            available=available_bytes(device),
+        )
+
+    found = available_head(spec, target.config, dtype)
+    if found is not None and memory([*heads, found]).fits:  # else it is left out when the model is loaded
+        heads.append(found)
     return Findings(
         model=setup.model,
         config=target.config,
@@ -147,13 +160,7 @@ def examine(setup: ModelSetup) -> Findings:
         speculate=str(spec),
         drafts=drafts,
         heads=heads,
-        memory=Memory(
-            weights=weight_bytes(target.config, dtype, quantize),
-            kv=_kv_bytes(target.config, dtype, length),
-            draft_weights=sum(draft.weights for draft in drafts) + sum(head.weights for head in heads),
-            draft_kv=sum(draft.kv for draft in drafts) + sum(head.per_token for head in heads) * _rows(length),
-            available=available_bytes(device),
-        ),
+        memory=memory(heads),
     )
 
 

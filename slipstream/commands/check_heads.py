@@ -76,6 +76,20 @@ def examine_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> 
     )
 
 
+def available_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> TrainedHead | None:
+    """The head that `auto` picks from although nobody named it: loaded if there is one, and memory for it."""
+    from slipstream.drafters.auto import HEADS, AutoOptions
+    from slipstream.drafters.heads import head_checkpoint
+    from slipstream.drafters.registry import DrafterSpec
+
+    unnamed = (part.checked() for part in spec.parts())
+    if not any(isinstance(options, AutoOptions) and not options.drafters for options in unnamed):
+        return None
+    method = next((name for name in HEADS if head_checkpoint.of_shape(name, config)), None)
+    found = None if method is None else examine_head(DrafterSpec(method), config, dtype)
+    return found if found is not None and found.problem is None else None
+
+
 def _by_shape(method: str, config: ModelConfig) -> str:
     from slipstream.drafters.heads import head_checkpoint
     from slipstream.models.formats.adapter_checkpoint import AdapterConfig

@@ -54,7 +54,7 @@ def export(
     ],
     output: Annotated[str, Described("directory to create", ("--output", "-o"), "DIR")],
     layout: Annotated[
-        str, Described("speculators (EAGLE-3), vllm-medusa, or hf-model (draft_model)", ("--format",), "FORMAT")
+        str, Described("speculators or sglang-eagle3, vllm-medusa, or hf-model (draft_model)", ("--format",), "FORMAT")
     ],
     model: TargetName = DEFAULT_MODEL,
 ) -> None:

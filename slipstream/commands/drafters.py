@@ -1,4 +1,4 @@
-"""`slipstream drafters`: lists the installed drafters and their options."""
+"""`slipstream drafters`: lists drafters, their options and trained heads; brings heads in, and removes them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,80 @@ from slipstream.commands.shared.terminal import print_json, say, show_table
 from slipstream.errors import OptionError
 from slipstream.types import Plan
 
+_CHANGES = {"add": "directory, URL or hub id", "remove": "name of a trained drafter"}
+
 
 def drafters(
-    name: Annotated[str | None, Described("show only this drafter", metavar="[NAME]", positional=True)] = None,
+    words: Annotated[
+        tuple[str, ...],
+        Described(
+            "a drafter to show; or a trained one to add (a directory, the URL of one, a hub id) or to remove",
+            metavar="[NAME | add PLACE | remove NAME]",
+            positional=True,
+        ),
+    ] = (),
     as_json: Annotated[bool, Described("print JSON", ("--json",))] = False,
 ) -> None:
-    """List the drafters and their options."""
+    """List the drafters and their options; add and remove trained ones."""
     from slipstream.drafters import drafter_class, drafter_names
+    from slipstream.drafters.heads.installed import installed
     from slipstream.drafters.registry import DEFAULT
 
+    if words and words[0] in _CHANGES:
+        _change(words, as_json)
+        return
+    if len(words) > 1:
+        raise OptionError(f"what is {words[1]!r}?", hint="slipstream drafters [NAME | add PLACE | remove NAME]")
+    name = words[0] if words else None
     if name is not None:
         described = [_describe(name, drafter_class(name))]
     else:
         described = [_describe_safely(known) for known in drafter_names()]
+    trained = [drafter.summary() for drafter in installed() if name in (None, drafter.description.get("method"))]
     if as_json:
-        print_json(described[0] if name is not None else {"default": DEFAULT, "drafters": described}, indent=2)
+        everything = {"default": DEFAULT, "drafters": described, "trained": trained}
+        print_json(described[0] if name is not None else everything, indent=2)
         return
     for drafter in described:
         _print(drafter, is_default=drafter["name"] == DEFAULT)
+    _print_trained(trained)
     if name is None:
         say("Options are given as in --speculate suffix:depth=8,branch=2", "dim")
+
+
+def _change(words: tuple[str, ...], as_json: bool) -> None:
+    """Add or remove a trained drafter."""
+    from slipstream.drafters.heads.installed import add, remove
+
+    if len(words) != 2:
+        raise OptionError(f"slipstream drafters {words[0]} takes one {_CHANGES[words[0]]}")
+    if words[0] == "remove":
+        removed = str(remove(words[1]))
+        if as_json:
+            print_json({"removed": removed})
+        else:
+            say(f"removed {removed}")
+        return
+    summary = add(words[1]).summary()
+    if as_json:
+        print_json(summary, indent=2)
+        return
+    say(f"added {summary['name']}, trained for {summary['target']}")
+    say(f"with that model it is found by --speculate {summary['method']}, and by auto")
+
+
+def _print_trained(trained: list[dict[str, Any]]) -> None:
+    """A table of trained drafters."""
+    if trained:
+        say("Trained drafters, each found by the fingerprint of its target", "title")
+        columns = ("name", "target", "tokens_per_step", "from")
+        rows = [[_shown(drafter[column]) for column in columns] for drafter in trained]
+        show_table(["name", "target", "tokens per step", "from"], rows, right=[2])
+        say()
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _describe_safely(name: str) -> dict[str, Any]:

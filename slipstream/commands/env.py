@@ -88,7 +88,6 @@ def _own_kernels() -> str:
     return f"vectors of {found.lanes} floats, {digits}{', with AMX' if has_amx() else ''}"
 
 
-
 def _cache() -> dict[str, Any]:
     from slipstream import folders
     from slipstream.models.formats import builtin

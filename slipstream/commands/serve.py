@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from slipstream import checks
@@ -12,9 +11,11 @@ from slipstream.commands.shared.opening import open_async_llm
 from slipstream.commands.shared.options import Described, EngineSetup
 from slipstream.commands.shared.terminal import note
 from slipstream.errors import OptionError
+from slipstream.folders import expanded
 
 if TYPE_CHECKING:
     from slipstream.async_llm import AsyncLLM
+    from slipstream.server.capture import Capture
 
 _NEEDS = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -48,6 +49,13 @@ def serve(
     ] = 30.0,
     tool_call_parser: Annotated[str, Described("how tool calls are found in answers; none: not at all")] = "auto",
     reasoning_parser: Annotated[str, Described("how reasoning is found in answers; none: not at all")] = "auto",
+    capture: Annotated[
+        str | None, Described("keep prompts and answers there, for bench, tune and train", metavar="DIR")
+    ] = None,
+    capture_mb: Annotated[float, Described("their size at most, in MB; the oldest are deleted")] = 256.0,
+    capture_hook: Annotated[
+        str | None, Described("a function that may change or drop each of them", metavar="MODULE:FUNCTION")
+    ] = None,
     no_access_log: Annotated[bool, Described("no line per request")] = False,
     no_playground: Annotated[bool, Described("no page at /")] = False,
 ) -> None:
@@ -55,7 +63,7 @@ def serve(
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise OptionError(f"serve needs {', '.join(missing)}", hint="pip install 'slipstream[serve]'")
-    from slipstream.server.config import ServerConfig
+    from slipstream.server.config import ServerConfig, read_keys
     from slipstream.server.run import listen
     from slipstream.server.run import serve as run
     from slipstream.server.service import Service
@@ -64,7 +72,7 @@ def serve(
     config = ServerConfig(
         model=setup.model,
         served_names=served_model_name,
-        api_keys=(*api_key, *_keys_of(api_key_file)),
+        api_keys=(*api_key, *read_keys(api_key_file)),
         cors_origins=cors_origin,
         max_body_bytes=int(2**20 * checks.number("max_body_mb", max_body_mb, 0.001, 1e6)),
         request_timeout=request_timeout,
@@ -75,6 +83,7 @@ def serve(
         playground=not no_playground,
     )
     setup.drafter()  # refused before anything is loaded
+    captured = _capture(capture, capture_mb, capture_hook)
     engine = {"drafters": drafters, "max_num_seqs": max_num_seqs, "max_queue": max_queue, "cache_tokens": cache_tokens}
 
     def opening() -> AsyncLLM:
@@ -86,18 +95,18 @@ def serve(
         raise OptionError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from None
     shown = f"[{host}]" if ":" in host else host
     note(f"slipstream serves {config.names[0]} on http://{shown}:{listening.getsockname()[1]}", "bold")
-    run(Service(config, opening), listening)
+    if capture is not None:
+        note(f"prompts and answers are captured in {capture}, {capture_mb:g} MB at most", "bold")
+    run(Service(config, opening, captured), listening)
 
 
-def _keys_of(path: str | None) -> list[str]:
-    """The keys in a file; blank lines and lines that start with # do not count."""
-    if path is None:
-        return []
-    try:
-        lines = [line.strip() for line in Path(path).expanduser().read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--api-key-file {path}: {error}") from None
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if not keys:
-        raise OptionError(f"--api-key-file {path} has no keys")
-    return keys
+def _capture(folder: str | None, most_mb: float, hook: str | None) -> Capture | None:
+    """What captures requests, if a folder is given."""
+    from slipstream.server.capture import Capture, load_hook
+
+    most = int(2**20 * checks.number("capture_mb", most_mb, 0.1, 1e6))
+    if folder is None:
+        if hook is not None:
+            raise OptionError("--capture-hook needs --capture DIR")
+        return None
+    return Capture(expanded(folder), most, None if hook is None else load_hook(hook))

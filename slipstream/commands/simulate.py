@@ -12,9 +12,14 @@ from slipstream.folders import expanded
 
 
 def simulate(
-    trace: Annotated[str, Described("traces of `slipstream bench --trace`", metavar="FILE", positional=True)],
+    trace: Annotated[
+        str, Described("traces of `bench --trace`, or what `serve --capture` wrote", metavar="FILE", positional=True)
+    ],
     costs: Annotated[
-        str | None, Described("costs of a machine: a file, or h200-8b (default: those of the traces)", metavar="COSTS")
+        str | None,
+        Described(
+            "costs of a machine: a table, other traces, or h200-8b (default: those of the traces)", metavar="COSTS"
+        ),
     ] = None,
     batch: Annotated[str, Described("requests at once, as in 1,8,64", metavar="LIST")] = "1",
     context: Annotated[int | None, Described("tokens of context (default: as recorded)")] = None,
@@ -22,13 +27,15 @@ def simulate(
     as_json: Annotated[bool, Described("print JSON", ("--json",))] = False,
 ) -> None:
     """Replay acceptance traces against the costs of a machine: speed-up, tokens per second, the best setting."""
+    from slipstream.bench.captured import captured_traces
     from slipstream.bench.cost_table import costs_of, load_costs
     from slipstream.bench.traces import load
 
     per_hour, batches = price_per_hour(price), numbers("batch", batch, int, 1)
     if context is not None and context < 1:
         raise OptionError(f"--context {context} is out of range", hint="valid: 1 or more")
-    traces = load(expanded(trace))
+    place = expanded(trace)
+    traces = captured_traces(place) if place.is_dir() else load(place)
     if costs is None and "costs" not in traces.header:
         raise OptionError(f"{trace!r} has no costs of its own", hint="give a table with --costs")
     table = costs_of(traces.header["costs"]) if costs is None else load_costs(costs)

@@ -53,6 +53,8 @@ def train(
         str | None, Described("start from a checkpoint, or (a method's name) from this model's own", metavar="FROM")
     ] = None,
     restart: Annotated[bool, Described("discard the state of an interrupted training")] = False,
+    resume: Annotated[bool, Described("go on from the last piece; the data may have grown")] = False,
+    piece: Annotated[bool, Described("end with a state that --resume continues, and no checkpoint yet")] = False,
     joint: Annotated[bool, Described("tune the target too: the result is another model (lossy)")] = False,
     model_out: Annotated[
         str | None, Described("directory of that model (default: beside the checkpoint)", metavar="DIR")
@@ -108,7 +110,7 @@ def train(
     fetch_models(model, DrafterSpec("none"))
     out = None if output is None else expanded(output)
     texts = tuple(expanded(place) for place in data)
-    job = TrainJob(method, texts, out, model, init or "", chosen, config, restart, device, dtype)
+    job = TrainJob(method, texts, out, model, init or "", chosen, config, restart, device, dtype, resume, piece)
     if not data:
         require_possible(job)
         job = replace(job, data=(_written(model, prompts, out, dtype, device),))
@@ -123,7 +125,9 @@ def train(
     except KeyboardInterrupt:
         live.tell(f"stopped; the same command continues from the last saved state (one every {save} steps)")
         raise
-    if as_json:
+    if piece:
+        _print_piece(place, drafter, as_json)
+    elif as_json:
         tuned = {} if made is None else {"model": str(made), "joint": drafter.provenance["joint"]}
         print_json({"place": str(place), **tuned, **drafter.figures}, indent=2)
     else:
@@ -181,6 +185,16 @@ class _Live:
     def _wipe(self) -> None:
         if self._terminal:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _print_piece(place: Path, drafter: Trained, as_json: bool) -> None:
+    figures = drafter.figures
+    if as_json:
+        print_json({"place": str(place), **figures}, indent=2)
+        return
+    best = f"{figures['tokens_per_step']:.2f} tokens per step, at step {figures['best_step']:,}"
+    say(f"{figures['steps']:,} steps so far; the best weights: {best}")
+    say(f"saved: {place}; go on with --resume, and for the last piece without --piece")
 
 
 def _print(place: Path, drafter: Trained, model: str, output: str | None) -> None:

@@ -20,7 +20,8 @@ from slipstream.types import Limits, Plan
 if TYPE_CHECKING:
     import torch
 
-    from slipstream.drafters.device.device_draft import DeviceDraft
+    from slipstream.drafters.device.device_draft import DeviceDraft, DeviceKeeper
+    from slipstream.gpu.lanes import Lanes
     from slipstream.models.view import TargetView
 
 
@@ -147,12 +148,26 @@ class Drafter(ABC, Generic[Options]):
         """A free estimate of whether a draft will pay. None: it always drafts."""
         return None
 
+    @property
+    def off_device(self) -> tuple[str, ...]:
+        """The labels of its parts that draft on the host alone."""
+        return ()
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether `signal` gives any."""
+        return type(self).signal is not Drafter.signal
+
     def unread(self, sequence: Sequence) -> int:
         """Tokens that it must read before it can draft."""
         return 0
 
     def attach(self, cache: PagedCache) -> None:
         """Create the drafter's own stores."""
+
+    def lighter(self) -> Drafter[Any] | None:
+        """The same without what it loaded unasked, if requests need the memory; None: it loaded nothing unasked."""
+        return None
 
     def scratch_rows(self, plan: Plan) -> int:
         """Slots after the root that a proposal may write in the drafter's own store."""
@@ -161,6 +176,9 @@ class Drafter(ABC, Generic[Options]):
     @abstractmethod
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         """One tree per request, rooted at the sequence's last token. May raise: the engine handles it."""
+
+    def extend(self, request: DraftRequest, tree: TokenTree) -> None:
+        """Continue a tree of other drafters within the plan, where that is nearly free. No node is sampled."""
 
     def observe(self, outcomes: Seq[Outcome]) -> None:
         """Learn what was accepted. Called after every step with all sequences that ran and continue, drafting or not.
@@ -186,6 +204,14 @@ class Drafter(ABC, Generic[Options]):
         Whether it can does not depend on `lanes`.
         """
         return None
+
+    def device_drafts(self, lanes: int) -> Mapping[tuple[Plan, ...], DeviceDraft]:
+        """Those among which the policy picks for rounds of so many lanes, by the plans of its parts."""
+        return {}
+
+    def device_keepers(self, lanes: Lanes, drafting: Seq[Plan] = ()) -> Seq[DeviceKeeper]:
+        """What is kept in rounds in which it does not draft. `drafting`: the plans of its parts, if it has some."""
+        return ()
 
     def take_calls(self) -> list[DraftCall]:
         """The calls of its parts since the last time, if the policy plans them apart."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -74,8 +75,18 @@ class CompositeDrafter(Drafter[Options], Generic[Options]):
         joined = trees.joined(within(trees.plan, bound), min(chain.depth, chain.nodes))
         return RepeatDraft(joined, own[0].name, own[0].options.min_match)
 
+    @cached_property
+    def extending(self) -> list[AnyDrafter]:
+        """The drafters that continue the trees of others."""
+        return [drafter for drafter in self.drafters if getattr(type(drafter), "extend", None) is not Drafter.extend]
+
+    @cached_property
+    def observing(self) -> list[AnyDrafter]:
+        """The drafters that learn from outcomes: the others are not called in every step."""
+        return [drafter for drafter in self.drafters if getattr(type(drafter), "observe", None) is not Drafter.observe]
+
     def observe(self, outcomes: Seq[Outcome]) -> None:
-        for drafter in self.drafters:
+        for drafter in self.observing:
             drafter.observe([seen_by(drafter, outcome) for outcome in outcomes])
 
     def depart(self, outcome: Outcome) -> None:
@@ -98,5 +109,7 @@ def within(own: Plan, plan: Plan) -> Plan:
 
 def seen_by(drafter: Drafter[DraftOptions], outcome: Outcome) -> Outcome:
     """The outcome with only the taps that this drafter named."""
+    if len(drafter.taps) == len(outcome.taps):
+        return outcome
     taps: dict[int, torch.Tensor] = {layer: outcome.taps[layer] for layer in drafter.taps if layer in outcome.taps}
     return replace(outcome, taps=taps)

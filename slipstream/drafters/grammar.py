@@ -31,7 +31,7 @@ class GrammarOptions(DraftOptions):
 
 
 class GrammarDrafter(Drafter[GrammarOptions]):
-    """Draft what must be said."""
+    """Draft the text that the grammar forces."""
 
     name = "grammar"
     summary = "what a request's grammar forces, and all answers where it leaves few"
@@ -49,11 +49,26 @@ class GrammarDrafter(Drafter[GrammarOptions]):
         constraint = sequence.constraint
         if constraint is None:
             return Signal(matched=0, least=1)
-        few = 0 < len(self._answers(constraint, [])) <= self.options.branch
-        return Signal(len(constraint.forced([])) or int(few), least=1)
+        if forced := len(constraint.forced([])):
+            return Signal(forced, least=1, certain=forced)
+        return Signal(int(0 < len(self._answers(constraint, [])) <= self.options.branch), least=1)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         return [self._one(request) for request in requests]
+
+    def extend(self, request: DraftRequest, tree: TokenTree) -> None:
+        """Add what is forced after the nodes of others: it is as likely as they are."""
+        constraint, plan = request.sequence.constraint, request.plan
+        if constraint is None:
+            return
+        for node in range(1, len(tree)):
+            if tree.origins[node] == self.name or tree.scouts[node]:
+                continue
+            path, confidence = tree.path_tokens(node), tree.confidence[node]
+            for token in constraint.forced(path)[: max(0, plan.depth - len(path))]:
+                if len(tree) > plan.nodes and tree.child(node, token) is None:
+                    return
+                node = tree.add(node, token, origin=self.name, confidence=confidence)
 
     def _one(self, request: DraftRequest) -> TokenTree:
         sequence, plan = request.sequence, request.plan
@@ -83,7 +98,7 @@ class GrammarDrafter(Drafter[GrammarOptions]):
                 heapq.heappush(open_nodes, (share, child))
 
     def _answers(self, constraint: Constraint, path: Seq[int]) -> list[int]:
-        """The allowed tokens after `path` if they are few: of several that begin an answer alike, the longest."""
+        """The allowed tokens after `path` if they are few: of several with a common prefix, the longest."""
         allowed, tokenizer = constraint.few(path, _FEW), self.target.tokenizer
         assert tokenizer is not None, "a grammar has one"
         if len(allowed) == 1:

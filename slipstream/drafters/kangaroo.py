@@ -15,17 +15,20 @@ import torch
 from slipstream.attention import Segment
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import DraftRequest, Outcome
+from slipstream.drafters.device.device_draft import DeviceKeeper
 from slipstream.drafters.growing.first_layers import REUSE, FirstLayers, require_exit, silent
 from slipstream.drafters.growing.tree_growth import Growth
-from slipstream.drafters.heads.features import FeatureStore
+from slipstream.drafters.heads.features import FeatureKeeper, FeatureStore
 from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
 from slipstream.drafters.heads.head_drafter import LearnedOptions
 from slipstream.drafters.heads.head_layer import HeadLayer, begin_as
 from slipstream.drafters.heads.head_rows import PagedRows
 from slipstream.drafters.heads.layer_stack import StackHead
 from slipstream.drafters.heads.stack_drafter import StackDrafter
+from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
+from slipstream.types import Plan
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,9 @@ class KangarooDrafter(StackDrafter[KangarooOptions]):
         width, dtype = self.target.config.hidden_size, self.target.dtype
         self._features = FeatureStore(cache, f"{self.key}.features", self.taps, width, dtype)
         self.stores_needed = (self._features.name,)
+
+    def device_keepers(self, lanes: Lanes, drafting: Seq[Plan] = ()) -> list[DeviceKeeper]:
+        return [FeatureKeeper(self._features, lanes)]
 
     def propose(self, requests: Seq[DraftRequest]) -> list[TokenTree]:
         growths = self._grow(requests)

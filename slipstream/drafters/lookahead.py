@@ -144,7 +144,7 @@ class LookaheadDrafter(Drafter[LookaheadOptions]):
         ahead.read = max(ahead.read, end)
 
     def _add_guesses(self, tree: TokenTree, pool: NgramPool, plan: Plan) -> None:
-        """The newest N-grams after the root, merged where they begin alike.
+        """The newest N-grams after the root, merged where they share a prefix.
 
         Confidence is a rule of thumb, to compare these nodes with those of other drafters: the newest N-gram's first
         token counts as right one time in three, older N-grams and deeper tokens less.

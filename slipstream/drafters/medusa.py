@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from slipstream.drafters.base import Outcome
-from slipstream.drafters.device.device_draft import DeviceDraft
-from slipstream.drafters.device.medusa_loop import HeadsDraft
+from slipstream.drafters.device.device_draft import DeviceDraft, DeviceKeeper
+from slipstream.drafters.device.medusa_loop import HeadsDraft, LastStates
 from slipstream.drafters.device.static_loop import StaticDraft
 from slipstream.drafters.growing.likeliest import Candidates
 from slipstream.drafters.growing.marginals import best_first
@@ -27,6 +27,7 @@ from slipstream.drafters.heads.head import Head
 from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
 from slipstream.drafters.heads.medusa_head import MedusaHead, MedusaSettings, unit
 from slipstream.errors import CorruptFile
+from slipstream.gpu.lanes import Lanes
 from slipstream.models.layers.linear import make_draft_linear
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
@@ -234,6 +235,9 @@ class MedusaDrafter(LearnedDrafter[MedusaOptions]):
         if not plan.drafts or plan.min_confidence > 0.0 or self.samples:
             return None
         return StaticDraft(self, self._shape(plan)) if self.options.tree == "static" else HeadsDraft(self, plan)
+
+    def device_keepers(self, lanes: Lanes, drafting: Seq[Plan] = ()) -> list[DeviceKeeper]:
+        return [LastStates(self, lanes)]
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 

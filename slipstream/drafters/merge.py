@@ -88,11 +88,15 @@ class MergeDrafter(CompositeDrafter[MergeOptions]):
                 continue
             offers = drafter.propose([DraftRequest(requests[number].sequence, plans[number]) for number in asking])
             for number, offer in zip(asking, offers, strict=True):
-                offer, tree = offer.cut(plans[number].depth), merged[number]
+                offer, tree = offer.truncated(plans[number].depth), merged[number]
                 if tree is None:  # the others are merged into the first tree
                     offer.prepared, merged[number] = None, offer
                 else:
                     tree.merge(offer)
+        for request, tree in zip(requests, merged, strict=True):
+            if tree is not None:
+                for drafter in self.extending:
+                    drafter.extend(request, tree)
         return [t or TokenTree(w.sequence.tokens[-1]) for t, w in zip(merged, requests, strict=True)]
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:

@@ -5,202 +5,53 @@ of the unknown hidden state. The row d positions after the root guesses the toke
 tokens between. A low-rank link from the previous token to the row corrects that where a path is chosen: it gives the
 change of the logits once the previous token is known, without another pass of the layers.
 
-A row without a token attends to the text, the root and the rows before it, so a block can be cut at any depth.
+A row without a token attends to the text, the root and the rows before it, so a block can be cut at any depth. What it
+attends to of the text is rows of the head, or with `inject` K/V projected from the target's hidden states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from slipstream import noise
-from slipstream.attention import Segment
+from slipstream.attention import Segment, chain_segment
 from slipstream.drafters.device.device_draft import DeviceDraft
-from slipstream.drafters.device.parallel_loop import ParallelLoop
+from slipstream.drafters.device.parallel_loop import InjectedLoop, ParallelLoop
 from slipstream.drafters.device.tree_loop import TreeDraft
-from slipstream.drafters.growing.catch_up import Text, catch_up, wanted
-from slipstream.drafters.growing.lattice import Lattice
+from slipstream.drafters.growing.catch_up import CHUNK, Text, catch_up, wanted
+from slipstream.drafters.growing.lattice import Lattice, linked_candidates
 from slipstream.drafters.growing.tree_growth import Growth
-from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean, whole
+from slipstream.drafters.heads.features import within_range
+from slipstream.drafters.heads.head import Head
 from slipstream.drafters.heads.head_drafter import LearnedOptions
-from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
+from slipstream.drafters.heads.head_layer import PagedHeadLayer
 from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
+from slipstream.drafters.heads.injection import Injection
+from slipstream.drafters.heads.parallel_head import ParallelHead, ParallelSettings, sharpness
 from slipstream.drafters.heads.sequential import SequentialDrafter
-from slipstream.drafters.heads.unroll import shifted
 from slipstream.errors import DraftFault
 from slipstream.gumbel_max import perturbed
 from slipstream.models.layers.linear import make_draft_linear
 from slipstream.models.layers.norm import RowNorms
+from slipstream.models.rows import PlacedRows, Rows
+from slipstream.policy.sizes import DEPTH_OF_BLOCK
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
 
-_UNLINKED = 0.3  # loss weight of the logits without the link: they select the candidates
-
-
-@dataclass(frozen=True)
-class ParallelSettings(HeadSettings):
-    """`block`: tokens drafted per pass. `layers`: of the head. `rank`: of the link between a token and the next.
-    `anchors`: share of a lesson's rows after which a block is trained. `decay`: weight of a depth's loss relative to
-    the depth before. `mlp`: MLP width of a layer (0: the target's).
-    """
-
-    block: int = 8
-    layers: int = 2
-    rank: int = 64
-    anchors: float = 0.25
-    decay: float = 0.9
-    mlp: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("block", "layers", "rank"):
-            self.require(getattr(self, name) >= 1, name, "1 or more")
-        for name in ("anchors", "decay"):
-            self.require(0.0 < getattr(self, name) <= 1.0, name, "above 0, 1 at most")
-        self.require(self.mlp >= 0, "mlp", "0 or more")
-
-
-class ParallelHead(Head):
-    """Taps are fused into one hidden state; it and the token's embedding, each normed, enter the first layer."""
-
-    tables = ("masks", "pull.weight")
-    by_token = ("pull.weight",)
-
-    def __init__(self, settings: ParallelSettings, frame: Frame) -> None:
-        super().__init__(frame)
-        config = frame.config
-        width, layers = config.hidden_size, config.layers
-        self.settings = settings
-        self.taps = tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
-        self.fuse = nn.Linear(len(self.taps) * width, width, bias=False)
-        self.embed_norm = nn.Parameter(torch.ones(width))
-        self.hidden_norm = nn.Parameter(torch.ones(width))
-        sizes = [2 * width] + [width] * (settings.layers - 1)
-        self.stack = nn.ModuleList(HeadLayer(config, size, settings.mlp or None) for size in sizes)
-        self.stack_norms = nn.ParameterList(torch.ones(width) for _ in sizes[1:])  # before all layers but the first
-        self.norm = nn.Parameter(frame.norm.detach().clone().float().cpu())
-        self.masks = nn.Parameter(
-            nn.init.normal_(torch.empty(settings.block - 1, width), std=0.02)
-        )  # in place of embeddings
-        self.blank = nn.Parameter(nn.init.normal_(torch.empty(width), std=0.02))  # in place of hidden states
-        self.link = nn.Linear(width, settings.rank, bias=False)
-        self.gate = nn.Linear(width, settings.rank, bias=False)
-        self.pull = nn.Linear(settings.rank, len(frame.vocab), bias=False)
-        nn.init.zeros_(self.gate.weight)
-        nn.init.normal_(self.pull.weight, std=0.02)  # the links start weak: the rows are trained first
-
-    def begin(self) -> None:
-        """Start as the target's last layers on the highest tap."""
-        begin_with(self.fuse, len(self.taps) - 1)
-        last = self.frame.config.layers
-        for layer, index in zip(self.parts(), range(max(0, last - len(self.stack)), last), strict=False):
-            begin_as(layer, self.frame.layer(index))
-
-    def parts(self) -> list[HeadLayer]:
-        """The layers, in order."""
-        return [layer for layer in self.stack if isinstance(layer, HeadLayer)]
-
-    def linked(self, hidden: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """The change of a row's logits, [..., draft tokens], by the embedding of the previous token, [..., width]."""
-        added: torch.Tensor = self.pull(self.links(before) * (1.0 + self.gate(hidden)))
-        return added
-
-    def links(self, before: torch.Tensor) -> torch.Tensor:
-        """Embeddings [..., width] projected for the link, [..., rank]."""
-        read: torch.Tensor = self.link(functional.rms_norm(before, before.shape[-1:], eps=self.frame.config.norm_eps))
-        return read
-
-    def blocks(self, lesson: Lesson, anchors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the output rows read at every token, [batch, length, width], and at the rows without a token after each
-        anchor, [batch, anchors, block - 1, width].
-
-        All are rows of one pass: the text, followed by the blocks, which attend to the text up to their anchor.
-        """
-        (batch, length), count, size = lesson.tokens.shape, len(anchors), self.settings.block - 1
-        embedded = self.frame.embed(lesson.tokens)
-        hidden = shifted(self.fuse(torch.cat([lesson.taps[layer] for layer in self.taps], -1)), 1)
-        masks = self.masks.to(embedded.dtype).repeat(count, 1).expand(batch, -1, -1)
-        blanks = self.blank.to(hidden.dtype).expand(batch, count * size, -1)
-        positions, visible = _layout(length, anchors, size)
-        x = self._read(torch.cat([embedded, masks], 1), torch.cat([hidden, blanks], 1), positions, visible)
-        text, blocks = x.split([length, count * size], 1)
-        return text, blocks.unflatten(1, (count, size))
-
-    def _read(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor
-    ) -> torch.Tensor:
-        """The layers over rows [batch, rows, width]; `visible` [rows, rows] is the attention mask."""
-        x = hidden
-        inputs = torch.cat([self.rms_norm(embedded, self.embed_norm), self.rms_norm(hidden, self.hidden_norm)], -1)
-        for number, layer in enumerate(self.parts()):
-            if number:
-                inputs = self.rms_norm(x, self.stack_norms[number - 1])
-            rows = layer.project(layer.qkv(inputs), layer.turns(positions))
-            x = layer.close(rows.attended(visible), x)
-        return self.rms_norm(x, self.norm)
-
-    def losses(self, lesson: Lesson) -> Losses:
-        length, device = lesson.tokens.shape[1], lesson.tokens.device
-        share = round(self.settings.anchors * length)
-        # Drawn on the host, so that every device trains the same; before the first token nothing is known.
-        anchors = (torch.randperm(max(0, length - 1))[: max(1, share)].sort().values + 1).to(device)
-        text, blocks = self.blocks(lesson, anchors)
-        losses: list[torch.Tensor] = []
-        right: list[torch.Tensor] = []
-
-        def note(loss: torch.Tensor, right_ones: torch.Tensor, counting: torch.Tensor) -> None:
-            losses.append(self.settings.decay ** len(losses) * mean(loss, counting))
-            right.append(mean(right_ones, counting))
-
-        logits = self.logits(lesson.at(text))
-        loss = distance(logits, lesson.at(lesson.probabilities))
-        note(loss, hits(logits, lesson.at(lesson.best)), lesson.counting(1))
-        for depth, (texts, which, counting) in enumerate(self._alive(lesson, anchors), 1):
-            places = (anchors[which] + depth).clamp_max(length - 1)
-            hidden, probabilities = blocks[texts, which, depth - 1], lesson.probabilities[texts, places]
-            logits = self.logits(hidden)
-            loss = _UNLINKED * distance(logits, probabilities)
-            logits = logits + self.linked(hidden, self.frame.embed(lesson.tokens[texts, places]))
-            note(loss + distance(logits, probabilities), hits(logits, lesson.best[texts, places]), counting)
-        return Losses(torch.stack(losses).sum(), torch.stack(right).detach())
-
-    def _alive(
-        self, lesson: Lesson, anchors: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """For each depth below the first: the texts and anchors whose block is the target's own text up to there.
-
-        Padded to whole numbers; the third tensor is the mask. A GPU is synchronised once, for all depths.
-        """
-        learn = functional.pad(lesson.learn, (0, self.settings.block))
-        alive = torch.stack([learn[:, anchors + depth] for depth in range(self.settings.block)]).cummin(0).values[1:]
-        alive = alive.flatten(1)  # [depths, batch * anchors]
-        order = alive.int().argsort(dim=1, descending=True, stable=True)
-        for places, count in zip(order, alive.sum(1).tolist(), strict=True):
-            chosen = places[: max(1, whole(count))]
-            counting = torch.arange(len(chosen), device=chosen.device) < count
-            yield chosen // len(anchors), chosen % len(anchors), counting.float()
-
-
-def _layout(length: int, anchors: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of a text's rows and of `size` rows after each anchor, [rows]; the attention mask, [rows, rows]."""
-    text = torch.arange(length, device=anchors.device)
-    roots = anchors.repeat_interleave(size)
-    offsets = torch.arange(1, size + 1, device=anchors.device).repeat(len(anchors))
-    of_text = text[None, :] <= torch.cat([text, roots])[:, None]
-    own = (roots[:, None] == roots[None, :]) & (offsets[:, None] >= offsets[None, :])
-    return torch.cat([text, roots + offsets]), torch.cat([of_text, functional.pad(own, (0, 0, length, 0))], 1)
+_PIECES = 64  # chunks of known tokens that are projected at once
+_USUAL = 8  # of the block of most heads
 
 
 @dataclass(frozen=True)
 class ParallelOptions(LearnedOptions):
-    """Those of every trained drafter. `depth` is at most the block size of the head."""
+    """Those of every trained drafter. `depth` is at most the block size of the head (0: that, 12 at most)."""
 
-    depth: int = 8
+
+Output = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # logits, gates and sharpness of a block's rows
 
 
 @dataclass
@@ -208,6 +59,7 @@ class BlockGrowth(Growth):
     """A tree of a block's paths."""
 
     gates: torch.Tensor = field(init=False, repr=False)  # [levels, rank]: factors of each row on the links to it
+    sharpness: torch.Tensor | None = field(init=False, repr=False)  # [levels, 1]: how sure each row is
 
     def unseen(self, store: str) -> Segment:
         """As for every head, then after the root the rows without a token: the tokens named there are never read."""
@@ -236,7 +88,8 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
             return weight.detach().to(device, dtype)
 
         eps = head.frame.config.norm_eps
-        self._block = head.settings.block
+        self._block, self._reach = head.settings.block, head.settings.reach
+        self.options = replace(self.options, depth=self.options.depth or min(self._block, DEPTH_OF_BLOCK))
         self.layers = head.settings.layers
         self._stack = [PagedHeadLayer(layer, dtype, device) for layer in head.parts()]
         self._stack_norms = [RowNorms(ready(norm), eps=eps) for norm in head.stack_norms]
@@ -248,9 +101,17 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         self._blanks = ready(head.blank).expand_as(self._masks)
         self._gate = make_draft_linear(ready(head.gate.weight))
         self._pull = ready(head.pull.weight)  # [draft tokens, rank]
+        self._sure = ready(head.sure) if head.settings.confidence else None
+        self.injection: Injection | None = None
+        if head.settings.inject:
+            self.injection = Injection(ready(head.injection), ready(head.inject_norm), head.frame.config)
         head.link.to(device, dtype)
         self._links = head.links(self.target.embed(self.vocab))  # [draft tokens, rank]
         self._ids: list[int] = self.vocab.tolist()
+
+    @classmethod
+    def usual(cls, options: ParallelOptions, *, on_cpu: bool) -> Plan:
+        return super().usual(replace(options, depth=options.depth or _USUAL), on_cpu=on_cpu)
 
     def room(self, sequence: Sequence) -> int:
         return min(self._block, super().room(sequence))
@@ -261,7 +122,7 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
     # -- the pass -----------------------------------------------------------------------------------------------------
 
     def hidden(self, features: torch.Tensor) -> torch.Tensor:
-        return self._fuse(features)
+        return within_range(self._fuse(features))
 
     def _entered(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._enter(embedded, hidden), hidden
@@ -273,18 +134,58 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         """The layers' output [rows, width] -> factors of each row on the links to it, [rows, rank]."""
         return 1.0 + self._gate(self._leave(hidden))
 
+    def sharpness(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The layers' output [rows, width] -> how sure each row is of the target's first choice, [rows, 1].
+
+        None: the head has not learnt that.
+        """
+        return None if self._sure is None else sharpness(self._leave(hidden), self._sure)
+
     def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
         rows = []
-        for growth, (logits, gates) in zip(growths, catch_up(self.key, growths, self._blocks), strict=True):
+        for growth, output in zip(growths, self._fed(growths), strict=True):
             assert isinstance(growth, BlockGrowth)
-            growth.logits, growth.gates = logits, gates
-            rows.append(logits[:1])
+            growth.logits, growth.gates, growth.sharpness = output
+            rows.append(growth.logits[:1])
         return rows
 
-    def _blocks(self, _: list[Growth], segments: list[Segment]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """A pass over known tokens and the blocks after them: logits and gates of the rows that request them."""
+    def _fed(self, growths: list[Growth]) -> Iterable[Output]:
+        """Bring the head up to the roots and run the blocks after them."""
+        if self.injection is None:
+            return catch_up(self.key, growths, self._blocks)
+        self._inject(growths)
+        blocks = [
+            chain_segment(growth.sequence.table, growth.root_slot, [growth.tree.tokens[0]] * growth.plan.depth, 0)
+            for growth in growths
+        ]
+        return self._blocks(growths, blocks)
+
+    def _inject(self, growths: list[Growth]) -> None:
+        """Write K/V of the tokens before the roots that have none. The roots' own are those of rows of the head."""
+        pieces: list[Segment] = []
+        for growth in growths:
+            table, tokens = growth.sequence.table, growth.sequence.tokens
+            for start in range(table.lengths[self.key], growth.root_slot, CHUNK):
+                known = tokens[start : min(start + CHUNK, growth.root_slot)]
+                pieces.append(chain_segment(table, start, known, len(known)))
+        for start in range(0, len(pieces), _PIECES):
+            some = pieces[start : start + _PIECES]
+            features = [self._features.read(s.table, s.committed, s.committed + s.rows) for s in some]
+            self.inject(self.hidden(torch.cat(features)), Rows(some, self.target.device))
+        for growth in growths:
+            growth.sequence.table.lengths[self.key] = growth.root_slot
+
+    def inject(self, fused: torch.Tensor, rows: PlacedRows) -> None:
+        """Write K/V of tokens with these hidden states, fused [rows, width], to all layers."""
+        assert self.injection is not None
+        self.injection.write(fused, rows, self._rope, self._cache.layers(self.key))
+
+    def _blocks(self, _: list[Growth], segments: list[Segment]) -> Iterator[Output]:
+        """A pass over known tokens and the blocks after them; what it says of the rows that request logits."""
         hidden, counts = self._read(segments), wanted(segments)
-        return zip(self.judged(hidden).split(counts), self.gates(hidden).split(counts), strict=True)
+        parts = self.judged(hidden).split(counts), self.gates(hidden).split(counts)
+        sure = self.sharpness(hidden)
+        return zip(*parts, [None] * len(counts) if sure is None else sure.split(counts), strict=True)
 
     def _read(self, segments: list[Segment]) -> torch.Tensor:
         """The layers over all rows; their output [rows that request logits, width]."""
@@ -322,7 +223,8 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
     def device_draft(self, lanes: int) -> DeviceDraft | None:
         plan = self.plan_for(lanes)
         trees = plan.drafts and plan.depth > 1 and plan.min_confidence == 0.0 and not self.samples
-        return TreeDraft(self, replace(plan, depth=min(plan.depth, self._block)), ParallelLoop) if trees else None
+        loop = ParallelLoop if self.injection is None else InjectedLoop
+        return TreeDraft(self, replace(plan, depth=min(plan.depth, self._block)), loop) if trees else None
 
     # -- trees from a block -------------------------------------------------------------------------------------------
 
@@ -340,7 +242,10 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         """All levels at once: their rows exist already."""
         assert isinstance(growth, BlockGrowth)
         tree, plan, gates = growth.tree, growth.plan, growth.gates
-        temperature = 1.0 if growth.sequence.params.greedy else growth.sequence.params.temperature
+        greedy = growth.sequence.params.greedy
+        temperature = 1.0 if greedy else growth.sequence.params.temperature
+        if greedy and growth.sharpness is not None:
+            gates = gates * growth.sharpness
 
         def link(before: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
             links = self._links[before] * gates[1:, None]  # [levels - 1, before, rank]
@@ -349,19 +254,25 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
         scores = self._scores(growth)
         if bool(scores.isnan().any()):
             raise DraftFault(f"{self.name}: the draft's probabilities are not finite")
-        lattice = Lattice(scores, link, plan.branch)
+        candidates = None
+        if self._reach:
+            links = gates[1:, None] / temperature
+            candidates = linked_candidates(
+                scores, lambda b: ((self._links[b] * links) @ self._pull.T).float(), self._reach
+            )
+        lattice = Lattice(scores, link, plan.branch, candidates)
         for parent, token, joint in lattice.best(plan.nodes, plan.min_confidence):
             tree.add(parent, self._ids[token], origin=self.name, confidence=joint)
         growth.fed = len(tree)
 
-    def _scores(self, growth: Growth) -> torch.Tensor:
+    def _scores(self, growth: BlockGrowth) -> torch.Tensor:
         """The scores by which the target will choose at each level, as far as known, [levels, draft tokens]."""
         assert growth.logits is not None
         sampler, params, scores = growth.sequence.sampler, growth.sequence.params, growth.logits.float()
         if params.adjusts:
             scores = self._adjusted(sampler, scores)
         if params.greedy:
-            return scores
+            return scores if growth.sharpness is None else scores * growth.sharpness
         scores = scores / params.temperature
         if params.cuts:  # only tokens within top-k, top-p and min-p can be chosen
             scores = torch.stack([self._supported(sampler, row) for row in scores])

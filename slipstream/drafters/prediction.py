@@ -19,6 +19,7 @@ from slipstream.tree import TokenTree
 _LONGEST_MATCH = 16  # tokens: longer matches are all the same
 _SURE = 4  # tokens that agree leave no doubt
 _MOST_PLACES = 256  # occurrences of a token that are looked at
+_LEAST_REACH, _REACH = 16, 2  # tokens drafted from a place: so many, and so many more for each that agreed up to it
 _KEPT = 0.97  # probability that the next token follows the prediction too, well inside an unchanged part
 _RESUMED = (0.6, 0.45)  # confidence after one token that differs: it replaced the predicted one, it was inserted
 
@@ -26,11 +27,11 @@ _RESUMED = (0.6, 0.45)  # confidence after one token that differs: it replaced t
 @dataclass(frozen=True)
 class PredictionOptions(DraftOptions):
     """`branch`: places in the prediction that are drafted from at once, where there is doubt. `min_match`: tokens that
-    must be equal before a place counts as found.
+    must be equal before a place counts as found. `depth`: reached where many tokens agreed, less in doubt.
     """
 
-    depth: int = 16
-    nodes: int = 16
+    depth: int = 48
+    nodes: int = 48
     branch: int = 2
     min_match: int = 1
 
@@ -126,9 +127,10 @@ class PredictionDrafter(Drafter[PredictionOptions]):
         state = self._state(sequence)
         here = state.followed(state.here, sequence.output_ids, state.seen)  # guesses may follow what is settled
         last = sequence.output_ids[-_LONGEST_MATCH:]
+        reach = min(plan.depth, _LEAST_REACH + _REACH * here.run)
         for place, confidence in self._places(state, here, last)[: plan.branch]:
             node, joint = 0, confidence
-            for token in state.ids[place : place + plan.depth]:
+            for token in state.ids[place : place + reach]:
                 node = tree.add(node, token, origin=self.name, confidence=joint)
                 joint *= _KEPT
         return tree.pruned(plan.nodes)

@@ -47,6 +47,7 @@ _BUILT_IN = {
 }
 
 DEFAULT = "auto"
+_JOINED = {"merge": ("", "drafters"), "cascade": ("cascade:", "levels")}  # written as drafters joined by plus
 
 AnyDrafter = Drafter[Any]
 Options = typing.TypeVar("Options")
@@ -94,11 +95,14 @@ class DrafterSpec:
 
     def __str__(self) -> str:
         """The spelling that `parse_speculate` reads."""
-        several = [value for value in self.options.values() if isinstance(value, tuple | list)]
-        if several and len(self.options) == 1:
-            joined = "+".join(str(parse_speculate(part)) for part in several[0])
-            return joined if self.method == "merge" else f"{self.method}:{joined}"
-        settings = ",".join(f"{name}={value}" for name, value in self.options.items())
+        spelled = {
+            name: "+".join(str(parse_speculate(part)) for part in value) if isinstance(value, tuple | list) else value
+            for name, value in self.options.items()
+        }
+        if self.method in _JOINED and spelled.keys() == {_JOINED[self.method][1]}:
+            prefix, option = _JOINED[self.method]
+            return f"{prefix}{spelled[option]}"
+        settings = ",".join(f"{name}={value}" for name, value in spelled.items())
         return f"{self.method}:{settings}" if settings else self.method
 
     @property
@@ -126,7 +130,7 @@ def build_several(specs: Sequence[DrafterSpec], target: TargetView) -> list[AnyD
 
 def parse_speculate(value: str | Mapping[str, object] | DrafterSpec | None) -> DrafterSpec:
     """`"suffix"`, `"suffix:depth=8,nodes=16"`, `"suffix+draft_model:model=PATH"`, `"cascade:suffix+draft_model:..."`,
-    a dict with `method`, vLLM's `speculative_config`, or None for plain.
+    `"auto:drafters=suffix+eagle3,max_nodes=32"`, a dict with `method`, vLLM's `speculative_config`, or None for plain.
     """
     if value is None:
         spec = DrafterSpec("none")
@@ -145,7 +149,9 @@ def _from_text(text: str) -> DrafterSpec:
     # A '+' joins drafters if a drafter's name follows; otherwise it is part of a value, such as a path.
     names = "|".join(map(re.escape, drafter_names()))
     parts = re.split(rf"\+(?=\s*(?:{names})\s*(?:[:+]|$))", levels)
-    if levels != text:
+    if _ends_in_drafters(parts[0]):
+        parts = [text]  # what follows belongs to its list
+    elif levels != text:
         return DrafterSpec("cascade", {"levels": tuple(_from_text(part.strip()) for part in parts)})
     if len(parts) > 1:
         return DrafterSpec("merge", {"drafters": tuple(_from_text(part.strip()) for part in parts)})
@@ -161,7 +167,22 @@ def _from_text(text: str) -> DrafterSpec:
         if name in options:
             raise OptionError(f"option {name!r} is given twice in {text!r}")
         options[name] = setting
+    for name in _lists_of_drafters(method.strip()) & options.keys() if options else ():
+        options[name] = tuple(_from_text(part.strip()) for part in str(options[name]).split("+"))
     return DrafterSpec(method.strip(), options)
+
+
+def _ends_in_drafters(text: str) -> bool:
+    """Whether the last option of a drafter's text is a list of drafters, as in `auto:drafters=suffix`."""
+    method, _, rest = text.partition(":")
+    option = rest.rpartition(",")[2].partition("=")[0]
+    return bool(option) and option in _lists_of_drafters(method.strip())
+
+
+def _lists_of_drafters(method: str) -> set[str]:
+    """The options of a drafter that are lists of drafters."""
+    hints = typing.get_type_hints(drafter_class(method).options_type)
+    return {name for name, hint in hints.items() if hint == tuple[DrafterSpec, ...]}
 
 
 def _from_json(text: str) -> DrafterSpec:

@@ -96,7 +96,8 @@ class SuffixDrafter(Drafter[SuffixOptions]):
         return self.plan.drafts and not self.remembers_others and not self.given & {"branch", "min_confidence"}
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
-        return ChainDraft(self) if self.fits_a_device else None
+        plan = self.plan
+        return ChainDraft(self, min(plan.depth, plan.nodes)) if self.fits_a_device else None
 
     def signal(self, sequence: Sequence) -> Signal:
         return Signal(self.matched(sequence), self.options.min_match)

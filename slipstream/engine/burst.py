@@ -14,64 +14,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
-from slipstream.attention import LaneTiles
 from slipstream.cache import PAGE_SIZE, PagedCache
-from slipstream.drafters import Drafter
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import emits_each
-from slipstream.engine.extras import Extras, Level, on_host
-from slipstream.engine.rounds import FIRST_TOKEN, AcceptanceCounter, Collected, RoundBuffers
-from slipstream.engine.seats import LanePosition, Seats
+from slipstream.engine.extras import Extras, Level
+from slipstream.engine.launched import Launched, Prepared
+from slipstream.engine.round_buffers import FIRST_TOKEN, AcceptanceCounter, Collected, Kind, Passed, RoundBuffers
+from slipstream.engine.seats import LanePosition
 from slipstream.gpu import forest
 from slipstream.gpu.device_sampling import choose_rows
 from slipstream.gpu.graphs import Graphs, bucket, sizes
-from slipstream.gpu.lanes import Lanes
+from slipstream.gpu.lane_masks import LaneMasks
 from slipstream.models.decoder import Decoder
 from slipstream.policy import Progress, Round, Tally
-from slipstream.policy.sizes import most_rounds
-from slipstream.policy.tally import BINS
 from slipstream.sequence import TARGET, Sequence
 from slipstream.types import Plan
 
 _MOST_SPARE, _PATIENCE = 2, 4  # a batch stays in up to twice the lanes that it needs, for so many bursts
-
-
-@dataclass(frozen=True)
-class Launched:
-    """Rounds that are running or done."""
-
-    buffers: RoundBuffers
-    sequences: list[Sequence]
-    lanes: list[int]  # of the sequences
-    starts: list[int]  # slots of the roots of the first round
-    collected: Collected
-    most: int  # rounds that slots are reserved for
-    began: float
-    progress: list[Progress]
-    extras: Extras | None = None  # if any sequence needs them
-    rounds: int = 0
-    may_go_ahead: bool = False
-
-    def root_slots(self, rounds: int) -> list[int]:
-        """Slots of the roots after `rounds` finished rounds."""
-        counts = self.collected.token_counts(rounds)
-        return [start + count for start, count in zip(self.starts, counts, strict=True)]
-
-    @property
-    def level(self) -> Level:
-        """What the most demanding sequence needs."""
-        return max(map(Level.of, self.sequences))
-
-    @property
-    def traced(self) -> bool:
-        """Whether the trees of these rounds are kept."""
-        return any(sequence.request.trace for sequence in self.sequences)
 
 
 class Burst:
@@ -81,35 +46,62 @@ class Burst:
         self._model = model
         self._cache = cache
         self._drafter = drafter
-        self._buffers: dict[tuple[int, bool], RoundBuffers] = {}  # (lanes, whether rounds have trees)
+        self._buffers: dict[tuple[int, Kind], RoundBuffers] = {}  # by lanes and kind of rounds
         self._counters: dict[RoundBuffers, AcceptanceCounter] = {}
         self._extras: dict[RoundBuffers, Extras] = {}
         # The lanes of the last burst with or without trees, and for how many bursts in a row fewer would have done.
         self._sizes: dict[bool, tuple[int, int]] = {}
+        self._shapes: dict[int, list[Plan]] = {}  # by lanes: those among which the policy picks
+        self._failed: set[Kind] = set()
+        self._prepared: Prepared | None = None  # for the burst that was reserved last
         self.ahead: Launched | None = None  # a burst whose first round was started ahead
+        self.faults: list[tuple[Sequence, Exception]] = []  # of requests that the last burst could not follow
         self.graphs = Graphs(model.device)
 
     # -- host side, before a burst ------------------------------------------------------------------------------------
 
     def shape(self, count: int) -> Plan:
         """The tree shape of rounds with `count` sequences."""
-        lanes = self._made(count, trees=not self._drafter.is_passive).lanes
+        if self._drafter.parts:
+            return next(iter(self.shapes(count)), Plan())
+        lanes = self._made(count, None if self._drafter.is_passive else ()).lanes
         return Plan(depth=lanes.depth, nodes=lanes.nodes)
+
+    def shapes(self, count: int) -> list[Plan]:
+        """The shapes of trees among which the policy picks for rounds with `count` sequences."""
+        size = self._lanes_for(count, trees=True)
+        if size not in self._shapes:
+            made = self._drafter.device_drafts(size)
+            self._shapes[size] = [Plan(draft.depth, draft.nodes, parts=parts) for parts, draft in made.items()]
+        return [plan for plan in self._shapes[size] if plan.parts not in self._failed]
+
+    def give_up(self, plan: Plan) -> None:
+        """Run no more rounds of this kind, which have failed."""
+        self._failed.add(_kind(plan))
 
     def reserve(self, sequences: list[Sequence], plan: Plan) -> int:
         """Reserve slots for the planned rounds; returns for how many there is room, 0 if not even for one.
 
         A burst never preempts a sequence; a single step does, when it must.
         """
-        buffers = self._made(len(sequences), trees=plan.drafts)
+        buffers = self._made(len(sequences), _kind(plan))
         most = min(plan.rounds, max(s.remaining for s in sequences))
         rounds = self._reserve(buffers, sequences, [s.cached for s in sequences], most)
-        return rounds if rounds and (buffers.draft is None or buffers.draft.prepare(sequences)) else 0
+        self._prepared = None
+        return rounds if rounds and (buffers.draft is None or self._prepare(buffers.draft, sequences)) else 0
+
+    def _prepare(self, draft: DeviceDraft, sequences: list[Sequence]) -> bool:
+        """Bring the drafter up to the roots, and time that."""
+        unread = max(len(s.tokens) - 1 - draft.known(s) for s in sequences)
+        self._prepared = Prepared.begun(self._drafter.name, unread, on_gpu=self._model.device != "cpu")
+        able = draft.prepare(sequences)
+        self._prepared.timer.mark()
+        return able
 
     def _reserve(self, buffers: RoundBuffers, sequences: list[Sequence], starts: list[int], rounds: int) -> int:
         """Reserve slots for rounds whose first roots are at `starts`; returns the number of rounds that fit."""
         while rounds:
-            rows = [start + rounds * (1 + buffers.lanes.depth) + _scratch(buffers.draft) for start in starts]
+            rows = [start + rounds * (1 + buffers.lanes.depth) + buffers.scratch for start in starts]
             pages = (-(-n // PAGE_SIZE) - len(s.table.pages) for n, s in zip(rows, sequences, strict=True))
             if sum(max(0, missing) for missing in pages) <= self._cache.available:
                 for sequence, count in zip(sequences, rows, strict=True):
@@ -123,16 +115,17 @@ class Burst:
     def launch(self, sequences: list[Sequence], plan: Plan, rounds: int) -> Launched:
         """Run up to `rounds` rounds; stops early when enough sequences finished. Nothing is emitted yet."""
         began = time.perf_counter()
-        buffers, lanes, extras = self.filled(sequences, trees=plan.drafts)
+        buffers, lanes, extras = self.filled(sequences, plan)
         buffers.number.zero_()
         collected = Collected(buffers, sequences, lanes, [s.remaining for s in sequences], extras)
         starts, progress = [s.cached for s in sequences], [Progress(s) for s in sequences]
         begun = Launched(buffers, sequences, lanes, starts, collected, rounds, began, progress, extras)
-        return self._run(replace(begun, may_go_ahead=plan.ahead), rounds)
+        return self._run(replace(begun, may_go_ahead=plan.ahead, prepared=self._prepared), rounds)
 
     def _run(self, launched: Launched, rounds: int) -> Launched:
         """Run until `rounds` rounds in total are done, or enough sequences finished."""
         buffers, collected, number = launched.buffers, launched.collected, launched.rounds
+        cold = self.graphs.cold
         level, sampled = launched.level, not all(s.params.greedy for s in launched.sequences)
         while number < rounds and not collected.over(number):
             if buffers.loop is not None:
@@ -144,7 +137,7 @@ class Burst:
             collected.verifying.mark()
             collected.send(number)
             number += 1
-        return replace(launched, rounds=number)
+        return replace(launched, rounds=number, cold=launched.cold or self.graphs.cold > cold)
 
     def go_ahead(self, launched: Launched) -> None:
         """Start the next burst of the same sequences if none of them finished in this one.
@@ -166,7 +159,8 @@ class Burst:
             self.ahead = self._run(begun, 1)
 
     def go_on(self, launched: Launched, plan: Plan, *, alone: bool) -> Launched:
-        """Continue a burst that was started ahead: to its end if `alone`, otherwise only its first round."""
+        """Continue a burst that was started ahead: to its end if `alone` and as planned, or only its first round."""
+        alone = alone and _kind(plan) == launched.buffers.kind
         begun = replace(launched, began=time.perf_counter(), may_go_ahead=alone and plan.ahead)
         return self._run(begun, min(begun.most, plan.rounds) if alone else 1)
 
@@ -222,29 +216,29 @@ class Burst:
 
     def settle(self, launched: Launched, guard: Callable[[Sequence, Callable[[], None]], object]) -> None:
         """Update the drafter's state of each sequence, under `guard`."""
-        buffers, sequences, loop = launched.buffers, launched.sequences, launched.buffers.loop
-        if loop is not None:
+        buffers, sequences = launched.buffers, launched.sequences
+        if buffers.keepers:
             roots = launched.root_slots(launched.rounds - 1)  # of the last round
             for lane, sequence, root_slot in zip(launched.lanes, sequences, roots, strict=True):
-                if sequence.table.pages:
-                    guard(sequence, partial(loop.settle, sequence, lane, root_slot))
+                for keeper in buffers.keepers if sequence.table.pages else ():
+                    guard(sequence, partial(keeper.settle, sequence, lane, root_slot))
         buffers.seats.leave(launched.lanes, _positions(buffers, sequences))
 
-    def filled(self, sequences: list[Sequence], *, trees: bool) -> tuple[RoundBuffers, list[int], Extras | None]:
+    def filled(self, sequences: list[Sequence], plan: Plan) -> tuple[RoundBuffers, list[int], Extras | None]:
         """The buffers for this batch, with lanes that are set up; the lane of each sequence; the extras, if needed.
 
         Sequences that go on where the last burst has left them keep their lanes: only page tables change. A lane whose
         sequence has ended takes another.
         """
-        buffers = self._made(len(sequences), trees=trees)
+        buffers, trees = self._made(len(sequences), _kind(plan)), plan.drafts
         size, spare = buffers.lanes.size, self._sizes.get(trees, (0, 0))[1]
         self._sizes[trees] = size, spare + 1 if size > bucket(len(sequences)) else 0
         lanes, fresh = buffers.seats.take(_positions(buffers, sequences))
         if fresh:
             buffers.lanes.fill(fresh, buffers.known)
             joining = {lane: sequence for lane, sequence in fresh.items() if sequence is not None}
-            if buffers.loop is not None and joining:
-                buffers.loop.fill(joining)
+            for keeper in buffers.keepers if joining else ():
+                keeper.fill(joining)
         buffers.lanes.set_pages(dict(zip(lanes, sequences, strict=True)), self._cache.idle_page)
         demanding = any(Level.of(sequence) is Level.ALL for sequence in sequences)
         extras = self._extras_of(buffers) if demanding else self._extras.get(buffers)
@@ -261,15 +255,15 @@ class Burst:
         wanted, (size, spare) = bucket(count), self._sizes.get(trees, (0, 0))
         return size if wanted < size <= _MOST_SPARE * wanted and spare < _PATIENCE else wanted
 
-    def _made(self, sequences: int, *, trees: bool) -> RoundBuffers:
-        return self._of_size(self._lanes_for(sequences, trees), trees)
+    def _made(self, sequences: int, kind: Kind) -> RoundBuffers:
+        return self._of_size(self._lanes_for(sequences, kind is not None), kind)
 
-    def _of_size(self, count: int, trees: bool) -> RoundBuffers:
-        if (count, trees) not in self._buffers:
-            made = self._buffers[count, trees] = self._make(count, trees)
+    def _of_size(self, count: int, kind: Kind) -> RoundBuffers:
+        if (count, kind) not in self._buffers:
+            made = self._buffers[count, kind] = RoundBuffers.made(self._model, self._drafter, count, kind)
             if made.draft is not None:
                 self._counters[made] = AcceptanceCounter(made)
-        return self._buffers[count, trees]
+        return self._buffers[count, kind]
 
     def _extras_of(self, buffers: RoundBuffers) -> Extras:
         if buffers not in self._extras:
@@ -277,36 +271,15 @@ class Burst:
             self._extras[buffers] = Extras(buffers.lanes, lines, vocabulary)
         return self._extras[buffers]
 
-    def _make(self, count: int, trees: bool) -> RoundBuffers:
-        config, device = self._model.config, self._model.device
-        draft = self._drafter.device_draft(count) if trees else None
-        nodes, depth = (draft.nodes, draft.depth) if draft else (0, 0)
-        rounds = most_rounds(drafts=trees, passive=self._drafter.is_passive)
-        spare = rounds * (1 + depth) + _scratch(draft)
-        lanes = Lanes(count, nodes, depth, config.context, spare, device)
-        tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)
-
-        def numbers(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
-        results = numbers(2 * rounds, count, FIRST_TOKEN + depth + 1 + depth)
-        counts = numbers(len(draft.origins) if draft else 0, depth, BINS, 2)
-        trees_ = numbers(2 * rounds, 3, count, 1 + nodes)
-        confidence = torch.zeros(2 * rounds, count, 1 + nodes, dtype=torch.float32, device=device)
-        loop = None if draft is None else draft.loop(lanes)
-        told = results, on_host(results), counts, on_host(counts), trees_, confidence, numbers(1)
-        return RoundBuffers(lanes, Seats(count), draft, loop, rounds, tiles, *told)
-
     def warm_up(self, most: int) -> None:
-        """Run every kind of round twice, for all sizes of batches up to `most` sequences, in lanes that nobody has.
+        """Run every kind of round twice, for all sizes of batches up to `most` sequences, in free lanes.
 
         So all graphs are captured, and all kernels compiled, before the first request. No sequence may be in a burst.
         """
         self.forget()
-        waits = type(self._drafter).signal is not Drafter.signal  # it has rounds without trees, too
-        for trees in {not self._drafter.is_passive, not (self._drafter.is_passive or waits)}:
-            for size in sizes(most):
-                buffers = self._of_size(size, trees)
+        for size in sizes(most):
+            for kind in self._kinds(size):
+                buffers = self._of_size(size, kind)
                 self._extras_of(buffers)
                 for level in [*Level] * 2:
                     buffers.lanes.set_pages({}, self._cache.idle_page)
@@ -314,22 +287,34 @@ class Burst:
                     self.draft(buffers, level > Level.GREEDY)
                     self.verify(buffers, level, False)
 
+    def _kinds(self, size: int) -> list[Kind]:
+        """All kinds of rounds of so many lanes."""
+        if self._drafter.parts:
+            return [None, *self._drafter.device_drafts(size)]
+        waits = self._drafter.has_signal  # it has rounds without trees, too
+        return [*([None] if waits or self._drafter.is_passive else []), *([] if self._drafter.is_passive else [()])]
+
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def draft(self, buffers: RoundBuffers, sampled: bool) -> None:
         """The first half of a round: draft trees below all roots, if there is a drafter."""
         loop = buffers.loop
         if loop is not None:
-            self.graphs.run((buffers.lanes.size, sampled, "draft"), lambda: loop.draft(sampled))
+            self.graphs.run((buffers.lanes.size, buffers.kind, sampled, "draft"), lambda: loop.draft(sampled))
 
     def verify(self, buffers: RoundBuffers, level: Level, traced: bool) -> None:
         """The second half of a round: verify and advance."""
-        key = (buffers.lanes.size, buffers.lanes.nodes, level, traced, "verify")
+        key = (buffers.lanes.size, buffers.kind, level, traced, "verify")
         self.graphs.run(key, lambda: self._verify(buffers, level, traced))
 
     def _verify(self, buffers: RoundBuffers, level: Level, traced: bool) -> None:
         """Run the target over all trees, walk the accepted paths and advance to the next roots."""
-        model, lanes, loop = self._model, buffers.lanes, buffers.loop
+        passed = self._passed(buffers)
+        self._settle(buffers, passed, self._chosen(buffers, passed, level), level, traced)
+
+    def _passed(self, buffers: RoundBuffers) -> Passed:
+        """Run the target over all trees."""
+        model, lanes = self._model, buffers.lanes
         depths, bits = forest.geometry(lanes.parents, lanes.depth)
         rows = lanes.rows(lanes.slots, lanes.offsets, depths)
         seen = bits.flatten(0, 1) if lanes.nodes else None
@@ -337,14 +322,27 @@ class Burst:
         x = model.embed(lanes.tokens.flatten())
         layers, taps = range(model.config.layers), self._drafter.taps
         tapped = model.run_(x, rows, attend, self._cache.layers(TARGET), layers, taps)
-        extras = self._extras[buffers] if level is Level.ALL else None
-        after = rows.positions + 1 if level > Level.GREEDY else rows.positions  # greedy choices do not read it
-        logits = raw = model.head(x)
-        if extras is not None:
-            logits = extras.adjustments.adjusted(raw, after)
+        return Passed(model.head(x), rows.positions, depths, tapped)
+
+    def _chosen(
+        self, buffers: RoundBuffers, passed: Passed, level: Level, masks: LaneMasks | None = None
+    ) -> torch.Tensor:
+        """The target's choices after all nodes, int64 [lanes, 1 + nodes]."""
+        lanes, positions = buffers.lanes, passed.positions
+        after = positions + 1 if level > Level.GREEDY else positions  # greedy choices do not read it
+        logits = passed.logits
+        if level is Level.ALL:
+            logits = self._extras[buffers].adjustments.adjusted(logits, after)
+        if masks is not None:
+            logits = masks.applied(logits)
         cuts = lanes.row_cuts if level >= Level.CUT else None
         how = lanes.row_stems, after, lanes.row_temperatures
-        chosen = choose_rows(logits, *how, sampled=level > Level.GREEDY, cuts=cuts).view_as(lanes.tokens)
+        return choose_rows(logits, *how, sampled=level > Level.GREEDY, cuts=cuts).view_as(lanes.tokens)
+
+    def _settle(self, buffers: RoundBuffers, passed: Passed, chosen: torch.Tensor, level: Level, traced: bool) -> None:
+        """Walk the accepted paths and advance to the next roots."""
+        lanes, depths = buffers.lanes, passed.depths
+        extras = self._extras[buffers] if level is Level.ALL else None
         path, accepted = forest.walk(lanes.tokens, lanes.parents, chosen, lanes.depth)
         if lanes.nodes:
             lanes.move(self._cache.stores[TARGET], path)
@@ -356,10 +354,10 @@ class Burst:
                 forest_ = torch.stack([lanes.tokens, lanes.parents, lanes.origins])
                 buffers.trees.index_copy_(0, buffers.number, forest_[None])
                 buffers.confidence.index_copy_(0, buffers.number, lanes.scores[None])
-        if loop is not None:
-            loop.observe(path, accepted, tapped)
+        for keeper in buffers.keepers:
+            keeper.observe(path, accepted, passed.taps)
         if extras is not None:
-            extras.scores.note(raw, chosen, path, buffers.number)
+            extras.scores.note(passed.logits, chosen, path, buffers.number)
         lanes.advance(chosen, path, accepted, depths, buffers.results, buffers.number)
         if extras is not None:
             extras.adjustments.advance()
@@ -370,6 +368,5 @@ def _positions(buffers: RoundBuffers, sequences: list[Sequence]) -> list[LanePos
     return [LanePosition(s, s.cached, len(s.tokens), buffers.known(s)) for s in sequences]
 
 
-def _scratch(draft: DeviceDraft | None) -> int:
-    """Rows after a root that a round may write: the tree's, or those that drafting needs."""
-    return 0 if draft is None else max(draft.nodes, draft.scratch)
+def _kind(plan: Plan) -> Kind:
+    return plan.parts if plan.drafts else None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +30,7 @@ from slipstream.models.selfcheck import is_exact
 from slipstream.models.view import TargetView
 from slipstream.native.machine import cpu_model
 from slipstream.policy.saved import SavedPolicy
+from slipstream.profiles import Profile
 from slipstream.sequence import PLAIN, TARGET, Request, Sequence
 from slipstream.text import IncrementalDecoder, StopStrings
 from slipstream.types import Limits
@@ -61,6 +63,7 @@ class EngineConfig:
     cache_tokens: int | None = None
     tokenizer: str | Path | None = None  # a directory, if not the model's own
     memory_share: float | None = None  # upper bound on the part of GPU memory that weights and K/V may take
+    profile: Profile | None = None  # its priors and costs; its drafter is the default
 
 
 class EngineCore:
@@ -94,9 +97,8 @@ class EngineCore:
         built: dict[str, AnyDrafter] = {}
         for name, spec in distinct.items():
             built[name] = self._built(spec, built.values())
-            built[name].attach(trial)
-        kept = sum(store.nbytes for store in trial.stores.values()) + sum(d.separate_bytes for d in built.values())
-        self.cache = self.target.cache = PagedCache(self._pages(config, kept), self.model.device)
+        pages = self._pages_beside(config, built, trial)
+        self.cache = self.target.cache = PagedCache(pages, self.model.device)
         self.model.add_store(self.cache, TARGET)
         rows = _PROMPT_ROWS[self.model.device.partition(":")[0]]
         self.engine = Engine(self.model, self.cache, verifier, Scheduler(self.cache, config.max_num_seqs, rows))
@@ -106,6 +108,9 @@ class EngineCore:
         facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__)
         self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
         self._saved.restore()
+        if config.profile is not None:
+            config.profile.require_model(self.model.fingerprint, self.model.name)
+            self._saved.start_from(config.profile)
 
     def renew(self) -> None:
         """Replace everything but the model and its weights, after a failure that no single request caused."""
@@ -116,6 +121,10 @@ class EngineCore:
         if self.model.device != "cpu":
             torch.cuda.empty_cache()
         self._make(self.config, list(self._specs.values()), verifier)
+
+    def learnt(self) -> tuple[str, dict[str, Any]]:
+        """What the policy's costs depend on, and its state."""
+        return self._saved.setup, self.engine.policy.state()
 
     def close(self) -> None:
         """Keep what the policy has learnt."""
@@ -185,13 +194,13 @@ class EngineCore:
         for name in choosing:
             if any(part.name == str(spec) for part in drafters[name].parts.values()):
                 return name, replace(drafters[name].limits, drafters=frozenset({str(spec)}))
-        raise unknown_choice("drafter that is loaded:", str(spec), list(self._specs))
+        raise unknown_choice("loaded drafter", str(spec), list(self._specs))
 
     def _within(self, limits: Limits, name: str) -> Limits:
         """A request's limits, which may name drafters that the policy picks from, and no others."""
         loaded = {part.name for part in self.engine.drafters[name].parts.values()}
         for drafter in (limits.drafters or frozenset()) - loaded:
-            raise unknown_choice("drafter that is loaded:", drafter, sorted(loaded))
+            raise unknown_choice("loaded drafter", drafter, sorted(loaded))
         return limits
 
     def _built(self, spec: DrafterSpec, beside: Iterable[AnyDrafter] = ()) -> AnyDrafter:
@@ -237,29 +246,56 @@ class EngineCore:
             return context
         return checks.integer("max_model_len", asked, 1, context, valid=f"1 to {context}, the model's own")
 
-    def _pages(self, config: EngineConfig, kept: int) -> int:
-        """Pages of the cache: at least one sequence of full length, if memory allows.
-
-        `kept`: bytes per page that drafters keep beside the target's K/V.
-        """
-        tokens = config.cache_tokens
-        asked = tokens is not None
+    def _pages_beside(self, config: EngineConfig, drafters: dict[str, AnyDrafter], trial: PagedCache) -> int:
+        """Pages of the cache. A drafter that nobody named is left out if requests need its memory."""
+        wanted, affordable = self._pages_wanted(config), self._pages_affordable(config, drafters, trial)
+        for name, drafter in drafters.items() if affordable < wanted else ():
+            lighter = drafter.lighter()
+            if lighter is None:
+                continue
+            drafters[name] = lighter
+            del drafter  # its weights give their memory back
+            for store in set(trial.stores):
+                trial.remove_store(store)
+            before, affordable = affordable, self._pages_affordable(config, drafters, trial)
+            log.warning(
+                "%s drafts without a trained head: the head would leave room for %d tokens of requests instead of %d",
+                name,
+                max(0, before) * PAGE_SIZE,
+                min(wanted, affordable) * PAGE_SIZE,
+            )
         least = -(-self.max_model_len // PAGE_SIZE) + SPARE_PAGES
-        pages = -(-tokens // PAGE_SIZE) if tokens is not None else max(least, _CACHE_TOKENS // PAGE_SIZE)
+        asked = config.cache_tokens is not None
+        if affordable < (wanted if asked else least):
+            longest = (affordable - SPARE_PAGES) * PAGE_SIZE
+            per_page = self._page_bytes(drafters, trial)
+            raise NotEnoughMemory(
+                f"{(wanted if asked else least) * per_page / 2**20:,.0f} MiB of K/V do not fit into memory",
+                hint=f"max_model_len={longest} would" if longest > 0 else "the weights leave no room for any",
+            )
+        return min(wanted, affordable)
+
+    def _pages_wanted(self, config: EngineConfig) -> int:
+        """At least those of one sequence of full length."""
+        tokens, least = config.cache_tokens, -(-self.max_model_len // PAGE_SIZE) + SPARE_PAGES
+        pages = max(least, _CACHE_TOKENS // PAGE_SIZE) if tokens is None else -(-tokens // PAGE_SIZE)
         if pages < least:
             raise OptionError(
                 f"cache_tokens={tokens} cannot hold one sequence of max_model_len={self.max_model_len}",
                 hint=f"valid: {least * PAGE_SIZE} or more, or a smaller max_model_len",
             )
-        per_page = PAGE_SIZE * self.model.config.kv_bytes_per_token(self.model.dtype.itemsize) + kept
-        affordable = kv_bytes(self.model.device, config.memory_share) // per_page
-        if affordable < least or (asked and affordable < pages):
-            longest = (affordable - SPARE_PAGES) * PAGE_SIZE
-            raise NotEnoughMemory(
-                f"{max(least, pages if asked else least) * per_page / 2**20:,.0f} MiB of K/V do not fit into memory",
-                hint=f"max_model_len={longest} would" if longest > 0 else "the weights leave no room for any",
-            )
-        return min(pages, affordable)
+        return pages
+
+    def _pages_affordable(self, config: EngineConfig, drafters: Mapping[str, AnyDrafter], trial: PagedCache) -> int:
+        """Pages that fit into memory; `trial`: where drafters attach to show what they keep."""
+        for drafter in drafters.values():
+            drafter.attach(trial)
+        return kv_bytes(self.model.device, config.memory_share) // self._page_bytes(drafters, trial)
+
+    def _page_bytes(self, drafters: Mapping[str, AnyDrafter], trial: PagedCache) -> int:
+        """Bytes of a page: the target's K/V and what drafters keep beside them."""
+        kept = sum(store.nbytes for store in trial.stores.values()) + sum(d.separate_bytes for d in drafters.values())
+        return PAGE_SIZE * self.model.config.kv_bytes_per_token(self.model.dtype.itemsize) + kept
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

@@ -11,18 +11,23 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from slipstream.engine.burst import Burst, Launched
+from slipstream.engine.burst import Burst
+from slipstream.engine.constrained import ConstrainedBurst
+from slipstream.engine.launched import Launched
 from slipstream.engine.state import EngineState
 from slipstream.gpu.adjustments import fits_lanes
 from slipstream.gpu.lane_scores import TOPS
 from slipstream.models.decoder import Decoder
 from slipstream.policy import Progress, Report
+from slipstream.policy.costs import captured_shape
 from slipstream.policy.trust import Signal
 from slipstream.sequence import TARGET, Sequence, Work
 from slipstream.types import Plan
 from slipstream.verify import Match
 
 log = logging.getLogger("slipstream")
+
+_NO_TREES = Plan()
 
 
 class DeviceRunner:
@@ -32,7 +37,8 @@ class DeviceRunner:
         assert isinstance(state.model, Decoder)
         self._state = state
         self._model = state.model
-        self._bursts: dict[str, Burst | None] = {}  # by drafter; None: it does not support rounds
+        # By drafter, and whether its sequences have grammars; None: it does not support rounds.
+        self._bursts: dict[tuple[str, bool], Burst | None] = {}
         self._launched: list[tuple[Burst, Launched]] = []
         self._faults: list[tuple[Sequence, Exception]] = []  # of signals in this step
         self._fits: WeakKeyDictionary[Sequence, bool] = WeakKeyDictionary()  # whether lanes hold its adjustments
@@ -42,26 +48,33 @@ class DeviceRunner:
         """Whether passes can be captured and the verifier is the one that rounds implement."""
         return isinstance(state.model, Decoder) and state.model.captures and isinstance(state.verifier, Match)
 
-    def burst(self, drafter: str) -> Burst | None:
-        """The bursts of a drafter, if it supports rounds."""
-        if drafter not in self._bursts:
+    def burst(self, drafter: str, *, constrained: bool = False) -> Burst | None:
+        """The bursts of a drafter, if it supports rounds; `constrained`: of sequences with a grammar."""
+        key = drafter, constrained
+        if key not in self._bursts:
             found = self._state.drafters[drafter]
             try:
-                able = found.is_passive or found.device_draft(1) is not None
+                able = found.is_passive or bool(found.parts) or found.device_draft(1) is not None
             except Exception as error:
                 self._give_up(drafter, [], error)
                 return None
-            self._bursts[drafter] = Burst(self._model, self._state.cache, found) if able else None
-        return self._bursts[drafter]
+            kind = ConstrainedBurst if constrained else Burst
+            self._bursts[key] = kind(self._model, self._state.cache, found) if able else None
+        return self._bursts[key]
 
     def remove(self, drafter: str) -> None:
         """Forget a drafter that left the set."""
-        self._bursts.pop(drafter, None)
+        for constrained in (False, True):
+            self._bursts.pop((drafter, constrained), None)
 
     def warm_up(self) -> None:
-        """Make the graphs of all rounds that the loaded drafters can meet. Does nothing while requests are running."""
+        """Compile kernels, and make the graphs of all rounds that the loaded drafters can meet.
+
+        Does nothing while requests are running.
+        """
         if self._state.scheduler.idle:
             with torch.inference_mode():
+                self._model.compile_kernels(self._state.cache, TARGET)
                 for name in self._state.drafters:
                     burst = self.burst(name)
                     if burst is not None:
@@ -75,11 +88,15 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only. What they do not read needs the host: grammars, a prediction, long lists."""
+        """Rounds serve decoding only. What they do not read needs the host: a prediction, long lists, and lists beside
+        a grammar, which together may leave no token.
+        """
         sequence = work.sequence
         if sequence.first_token_at is None or len(work.pending) > 1 or (sequence.params.logprobs or 0) > TOPS:
             return False
-        if sequence.constraint is not None or self._state.drafters.of(sequence).host_only(sequence):
+        if self._state.drafters.of(sequence).host_only(sequence):
+            return False
+        if sequence.constraint is not None and sequence.sampler.forbids:
             return False
         if not sequence.params.adjusts:
             return True
@@ -87,9 +104,9 @@ class DeviceRunner:
             self._fits[sequence] = fits_lanes(sequence.sampler, self._model.config.vocab_size)
         return self._fits[sequence]
 
-    def shape(self, drafter: str, count: int) -> Plan | None:
-        """The tree shape of rounds with `count` sequences."""
-        burst = self.burst(drafter)
+    def shape(self, drafter: str, count: int, *, constrained: bool) -> Plan | None:
+        """The tree shape of rounds with `count` sequences; `constrained`: with grammars."""
+        burst = self.burst(drafter, constrained=constrained)
         try:
             return None if burst is None else burst.shape(count)
         except Exception as error:
@@ -98,6 +115,15 @@ class DeviceRunner:
             self._give_up(drafter, [], error)
             return None
 
+    def shapes(self, drafter: str, count: int) -> list[Plan]:
+        """The shapes of trees among which the policy picks for rounds with `count` sequences."""
+        burst = self.burst(drafter)
+        try:
+            return [] if burst is None else burst.shapes(count)
+        except Exception as error:
+            self._give_up(drafter, [], error)
+            return []
+
     def signal(self, sequence: Sequence) -> Signal | None:
         """What its drafter knows at no cost. A drafter that fails here is dropped for the sequence after this step."""
         try:
@@ -105,6 +131,10 @@ class DeviceRunner:
         except Exception as error:
             self._faults.append((sequence, error))
             return Signal(matched=0, least=1)
+
+    def pass_shape(self, rows: int) -> float:
+        """A guess at the cost of a pass by its rows."""
+        return captured_shape(self._model.config.weights_read)(rows)
 
     def chain_cost(self, shape: Plan, count: int) -> float:
         """Weights that rounds with such trees read, relative to plain rounds."""
@@ -118,48 +148,59 @@ class DeviceRunner:
 
         If a burst was started ahead, sequences that are not in it wait for one step.
         """
-        groups: defaultdict[str, list[Work]] = defaultdict(list)
+        groups: defaultdict[tuple[str, bool], list[Work]] = defaultdict(list)
         for item in work:
-            groups[item.sequence.active_drafter].append(item)
+            groups[_group(item.sequence)].append(item)
         taken: list[Work] = []
         left: list[Work] = []
-        for name, group in groups.items():
-            burst = self.burst(name)
+        for (name, constrained), group in groups.items():
+            burst = self.burst(name, constrained=constrained)
             assert burst is not None
             sequences = [item.sequence for item in group]
             if burst.ahead is not None:
                 taken += group
                 continue
             try:
-                rounds = burst.reserve(sequences, plans[sequences[0]])
+                rounds = self._reserved(burst, sequences, plans)
             except Exception as error:
-                self._give_up(name, sequences, error)
+                self._give_up(name, sequences, error, plans[sequences[0]])
                 rounds = 0
             for sequence in sequences:
                 plans[sequence] = replace(plans[sequence], rounds=rounds)
             (taken if rounds else left).extend(group)
         return taken, left
 
+    @staticmethod
+    def _reserved(burst: Burst, sequences: list[Sequence], plans: dict[Sequence, Plan]) -> int:
+        """Rounds that have room. If none with trees has, the policy's choice of trees gives way to plain rounds."""
+        plan = plans[sequences[0]]
+        rounds = burst.reserve(sequences, plan)
+        if not rounds and plan.drafts and plan.parts:
+            plans.update(dict.fromkeys(sequences, Plan(rounds=plan.rounds)))
+            rounds = burst.reserve(sequences, plans[sequences[0]])
+        return rounds
+
     def launch(self, part: list[Work], plans: dict[Sequence, Plan]) -> None:
         """Launch the planned bursts, and continue those that were started ahead."""
-        groups: defaultdict[str, list[Sequence]] = defaultdict(list)
+        groups: defaultdict[tuple[str, bool], list[Sequence]] = defaultdict(list)
         for item in part:
-            groups[item.sequence.active_drafter].append(item.sequence)
-        for name, burst in list(self._bursts.items()):
-            if burst is None or (burst.ahead is None and name not in groups):
+            groups[_group(item.sequence)].append(item.sequence)
+        for group, burst in list(self._bursts.items()):
+            if burst is None or (burst.ahead is None and group not in groups):
                 continue
-            sequences = groups[name]
+            sequences = groups[group]
             plan = plans[sequences[0]] if sequences else Plan()
             try:
                 launched = _begun(burst, sequences, plan)
             except Exception as error:
-                self._give_up(name, sequences, error)
+                self._give_up(group[0], sequences, error, plan)
                 continue
             self._launched.append((burst, launched))
             self._state.scheduler.pinned.update(launched.sequences)
 
-    def _give_up(self, drafter: str, sequences: list[Sequence], error: Exception) -> None:
-        """Handle a failed launch. Nothing of these rounds was emitted, so the host continues from here.
+    def _give_up(self, drafter: str, sequences: list[Sequence], error: Exception, plan: Plan = _NO_TREES) -> None:
+        """Handle a failed launch. Nothing of these rounds was emitted, so the host continues from here, or rounds of
+        another kind if the policy has a choice.
 
         If the drafter is passive, the target itself failed, and so do the requests.
         """
@@ -167,8 +208,13 @@ class DeviceRunner:
             for sequence in sequences:
                 self._state.fail(sequence, error)
             return
-        log.warning("drafter %r failed on the device and continues on the host: %s", drafter, error)
-        self._bursts[drafter] = None
+        burst = self._bursts.get((drafter, False))
+        if burst is not None and plan.drafts and plan.parts:
+            log.warning("drafter %r failed on the device with trees of %d nodes: %s", drafter, plan.nodes, error)
+            burst.give_up(plan)
+        else:
+            log.warning("drafter %r failed on the device and continues on the host: %s", drafter, error)
+            self._bursts[drafter, False] = self._bursts[drafter, True] = None
         self._state.drafters.faults[drafter] += 1
 
     def collect(self) -> Iterator[Report]:
@@ -188,6 +234,8 @@ class DeviceRunner:
 
     def _collect(self, burst: Burst, launched: Launched) -> Iterator[Report]:
         state, last = self._state, launched.rounds - 1
+        for sequence, error in burst.faults:
+            state.fail(sequence, error)
         unfinished = [item for item in launched.progress if not item.sequence.finished]  # the others were cancelled
         report, device_ms, failed, rounds = Report(unfinished), 0.0, False, 0
         for first, stop in ((0, last), (last, last + 1)):
@@ -211,7 +259,7 @@ class DeviceRunner:
             burst.forget()
         for item in unfinished:
             if item.sequence.error is None:
-                state.cache.share(item.sequence.table, TARGET, item.sequence.tokens)
+                state.cache.publish(item.sequence.table, TARGET, item.sequence.tokens)
                 if burst.ahead is None:  # else the device still writes to its pages
                     state.finish(item.sequence)
         if unfinished:
@@ -233,7 +281,13 @@ class DeviceRunner:
         draft_ms, verify_ms = (
             timer.milliseconds(rounds) for timer in (launched.collected.drafting, launched.collected.verifying)
         )
-        return Report(unfinished, rows, draft_ms=draft_ms, verify_ms=verify_ms, tally=burst.tally(launched))
+        shape, tally = replace(launched.shape, rounds=rounds), burst.tally(launched)
+        return Report(unfinished, rows, 0, draft_ms, verify_ms, tally, launched.calls(), launched.cold, shape)
+
+
+def _group(sequence: Sequence) -> tuple[str, bool]:
+    """Sequences of one drafter share a burst; those with a grammar have another one."""
+    return sequence.active_drafter, sequence.constraint is not None
 
 
 def _begun(burst: Burst, sequences: list[Sequence], plan: Plan) -> Launched:

@@ -49,7 +49,7 @@ class Extras:
         self._hosts = on_host(self.scores.values), on_host(self.scores.ids)
 
     def fill(self, sequences: Mapping[int, Sequence | None]) -> None:
-        """Set lanes up for these sequences; None: a lane that nobody has."""
+        """Set lanes up for these sequences; None: a free lane."""
         self.adjustments.fill(sequences)
         self.scores.fill(sequences)
 

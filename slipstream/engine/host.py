@@ -36,7 +36,7 @@ class _Launched:
 
 
 @dataclass(frozen=True)
-class _Share:
+class _SequenceRows:
     """One sequence's rows of a pass."""
 
     work: Work
@@ -61,31 +61,30 @@ class HostRunner:
         work = state.scheduler.reserve(part, rows)
         if not work:
             return
-        drafting = time.perf_counter()
+        draft_start = time.perf_counter()
         requests = [DraftRequest(item.sequence, plans[item.sequence]) for item in work if item.decodes]
-        trees = self._drafted(requests, drafting)
+        trees = self._drafted(requests, draft_start)
         drafted = time.perf_counter()
         segments = [_segment(item, trees.get(item.sequence)) for item in work]
         taps = state.drafters.taps(item.sequence for item in work)
         output = state.model.forward(state.cache, TARGET, segments, taps=taps)
         count = sum(segment.rows for segment in segments)
-        of_prompts = count - sum(len(tree) for tree in trees.values())
-        draft_ms, other_ms = 1000 * (drafted - drafting), 1000 * (drafting - began)
-        self._launched = _Launched(work, trees, output, count, of_prompts, draft_ms, other_ms, drafted)
+        prompt_rows = count - sum(len(tree) for tree in trees.values())
+        draft_ms, other_ms = 1000 * (drafted - draft_start), 1000 * (draft_start - began)
+        self._launched = _Launched(work, trees, output, count, prompt_rows, draft_ms, other_ms, drafted)
 
     def _drafted(self, requests: list[DraftRequest], began: float) -> dict[Sequence, TokenTree]:
         """The tree that is verified for each request: what the policy selects of the draft, or a bare root."""
-        trees = {request.sequence: TokenTree(request.sequence.tokens[-1]) for request in requests}
         offered = self._state.drafters.propose(requests)
+        plain = (r.sequence for r in requests if r.sequence not in offered)
+        trees = offered | {sequence: TokenTree(sequence.tokens[-1]) for sequence in plain}
         if offered:
             plans = {request.sequence: request.plan for request in requests}
             self._policy.drafted(1000 * (time.perf_counter() - began))
-            trees.update(self._selected(trees | offered, plans))
+            trees.update(self._selected(trees, plans))
         return trees
 
-    def _selected(
-        self, trees: dict[Sequence, TokenTree], plans: dict[Sequence, Plan]
-    ) -> Mapping[Sequence, TokenTree]:
+    def _selected(self, trees: dict[Sequence, TokenTree], plans: dict[Sequence, Plan]) -> Mapping[Sequence, TokenTree]:
         try:
             return self._policy.select(trees, plans)
         except Exception as error:
@@ -105,19 +104,23 @@ class HostRunner:
         return item.sequence.cached + len(item.pending) + below_root
 
     def collect(self) -> Iterator[Report]:
-        """Verify and commit the pass; after its tokens are emitted, let the drafters observe the results."""
+        """Verify and commit the pass, if there is one.
+
+        Yields one report. The caller emits its tokens and resumes the generator, which then updates drafters, prefix
+        index and page tables.
+        """
         launched, self._launched = self._launched, None
         if launched is None:
             return
         state, tally = self._state, Tally()
         progress: list[Progress] = []
         outcomes: list[Outcome] = []
-        chosen = self._chosen(launched)
-        for share in _shares(launched):
+        chosen = self._target_choices(launched)
+        for rows in _split_rows(launched):
             try:
-                outcome, given = self._verified(share, chosen.get(share.work.sequence), tally)
+                outcome, given = self._verified(rows, chosen.get(rows.work.sequence), tally)
             except Exception as error:  # it ends this sequence only
-                state.fail(share.work.sequence, error)
+                state.fail(rows.work.sequence, error)
                 continue
             outcomes.append(outcome)
             if given is not None:
@@ -138,21 +141,21 @@ class HostRunner:
         outcomes = [outcome for outcome in outcomes if outcome.sequence.error is None]
         state.drafters.observe(outcomes)
         for outcome in outcomes:
-            state.cache.share(outcome.sequence.table, TARGET, outcome.sequence.tokens)
+            state.cache.publish(outcome.sequence.table, TARGET, outcome.sequence.tokens)
             if outcome.tokens:
                 state.finish(outcome.sequence)
         report.charge(len(launched.work), launched.other_ms + 1000 * (time.perf_counter() - verified))
 
-    def _verified(self, share: _Share, chosen: list[int] | None, tally: Tally) -> tuple[Outcome, Round | None]:
+    def _verified(self, rows: _SequenceRows, chosen: list[int] | None, tally: Tally) -> tuple[Outcome, Round | None]:
         """Verify and commit one sequence's rows; a chunk of a prompt gives no round."""
-        sequence, tree = share.work.sequence, share.tree
-        _score_prompt(share.work, share.logits)
+        sequence, tree = rows.work.sequence, rows.tree
+        _score_prompt(rows.work, rows.logits)
         if tree is None:
-            return Outcome(sequence, [], self._commit(share, [])), None
-        target = TreeDistributions(sequence.sampler, tree, share.logits[-len(tree) :], chosen)
+            return Outcome(sequence, [], self._commit(rows, [])), None
+        target = TreeDistributions(sequence.sampler, tree, rows.logits[-len(tree) :], chosen)
         verdict = self._state.verifier(tree, target)
         scouted = {node: target.choose(node) for node in tree.last_scouts()}
-        taps = self._commit(share, verdict.nodes)
+        taps = self._commit(rows, verdict.nodes)
         tally.add_tree(tree, verdict.nodes)
         sequence.stats.lossy = self._state.verifier.lossy
         origins = [tree.origins[node] for node in verdict.nodes]
@@ -161,7 +164,7 @@ class HostRunner:
         given = Round(verdict.tokens, origins, tree.drafted, deepest, 1, verdict.nodes, target, offered)
         return Outcome(sequence, verdict.tokens, taps, tree, scouted), given
 
-    def _chosen(self, launched: _Launched) -> dict[Sequence, list[int] | None]:
+    def _target_choices(self, launched: _Launched) -> dict[Sequence, list[int] | None]:
         """The target's choices at all nodes, fetched from a GPU in one copy; elsewhere they are made lazily."""
         state = self._state
         if state.model.device == "cpu" or state.verifier.uses_draws or any(map(_scores_prompt, launched.work)):
@@ -170,22 +173,22 @@ class HostRunner:
         chosen = choose_trees([s.sampler for s, _ in trees], [tree for _, tree in trees], launched.output.logits)
         return {sequence: choices for (sequence, _), choices in zip(trees, chosen, strict=True)}
 
-    def _commit(self, share: _Share, nodes: list[int]) -> dict[int, torch.Tensor]:
+    def _commit(self, rows: _SequenceRows, nodes: list[int]) -> dict[int, torch.Tensor]:
         """Commit the pending rows and the accepted path; returns the hidden states of those rows for the drafter."""
-        state, sequence = self._state, share.work.sequence
-        start, lead = sequence.cached, len(share.work.pending)
+        state, sequence = self._state, rows.work.sequence
+        start, lead = sequence.cached, len(rows.work.pending)
         slots = [*range(start, start + lead), *(start + lead - 1 + node for node in nodes)]
         state.cache.commit(sequence.table, TARGET, start, slots)
         taps = state.drafters.taps([sequence])
         if not taps:
             return {}
         if state.model.device == "cpu" and slots[-1] - start == len(slots) - 1:  # the first rows of the pass
-            return {layer: share.taps[layer][: len(slots)] for layer in taps}
+            return {layer: rows.taps[layer][: len(slots)] for layer in taps}
         kept = torch.tensor([slot - start for slot in slots], device=state.model.device)
-        return {layer: share.taps[layer].index_select(0, kept) for layer in taps}
+        return {layer: rows.taps[layer].index_select(0, kept) for layer in taps}
 
 
-def _shares(launched: _Launched) -> Iterator[_Share]:
+def _split_rows(launched: _Launched) -> Iterator[_SequenceRows]:
     """Each sequence's rows of the pass."""
     row = logits_row = 0
     for work in launched.work:
@@ -194,7 +197,7 @@ def _shares(launched: _Launched) -> Iterator[_Share]:
         wanted = _wanted_rows(work, tree)
         logits = launched.output.logits[logits_row : logits_row + wanted]
         taps = {layer: hidden[row : row + rows] for layer, hidden in launched.output.taps.items()}
-        yield _Share(work, tree, logits, taps)
+        yield _SequenceRows(work, tree, logits, taps)
         row, logits_row = row + rows, logits_row + wanted
 
 

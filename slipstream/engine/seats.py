@@ -1,4 +1,4 @@
-"""Who has which lane of a batch. A sequence that goes on keeps its lane; one that has ended leaves it to the next."""
+"""Which sequence has which lane of a batch. A sequence keeps its lane from burst to burst; a finished one frees it."""
 
 from __future__ import annotations
 

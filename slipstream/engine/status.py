@@ -79,13 +79,15 @@ class StatusBoard:
 
 def _add_engine(status: EngineStatus, engine: Engine) -> None:
     status.tally.add(engine.tally)
-    status.faults.update(engine.drafters.faults)
+    for faults in (engine.drafters.faults, *(drafter.part_faults for drafter in engine.drafters.values())):
+        status.faults.update(faults)
     status.preemptions += engine.scheduler.preemptions
 
 
 def _count(status: EngineStatus, sequence: Sequence) -> None:
     status.stats.add(replace(sequence.stats, origins=[], decisions=[]))
-    status.decisions.update(("+".join(one.drafters), one.probe) for one in sequence.stats.decisions)
+    for one in sequence.stats.decisions:
+        status.decisions["+".join(one.drafters), one.probe] += one.steps
     if sequence.cached or sequence.output_ids:
         status.prompt_tokens += len(sequence.request.prompt_ids)
         status.cached_tokens += sequence.found

@@ -35,7 +35,8 @@ class Engine:
         self.drafters = DrafterSet(model.config.vocab_size)
         self._state = EngineState(model, cache, self.drafters, verifier, scheduler)
         self.tally = Tally()  # of all passes
-        self.failure: Exception | None = None  # of a runner: what it left of its state cannot be relied on
+        # A runner raised this: its state is undefined, and the loop makes the engine anew.
+        self.failure: Exception | None = None
         self.set_runners()
 
     def set_runners(self) -> None:
@@ -62,7 +63,11 @@ class Engine:
             return list(done.values())
 
     def route(self, work: list[Work], plans: dict[Sequence, Plan]) -> Iterator[tuple[Runner, list[Work]]]:
-        """Work with a planned burst goes to the device, as far as it has room; the rest to the host."""
+        """Work with a planned burst goes to the device, as far as it has room; the rest to the host.
+
+        Lazy: the part of the host is made after that of the device was launched. Replaces the plans of work that had a
+        burst planned and finds no room.
+        """
         on_device: set[Sequence] = set()
         if self.device is not None:
             part, left = self.device.admit([item for item in work if plans[item.sequence].rounds], plans)

@@ -91,7 +91,7 @@ class Adjustments:
         self._places = torch.arange(BEFORE, device=device)
 
     def fill(self, sequences: Mapping[int, Sequence | None]) -> None:
-        """Set lanes up for these sequences; None: a lane that nobody has."""
+        """Set lanes up for these sequences; None: a free lane."""
         for lane, sequence in sequences.items():
             if sequence is None or not sequence.params.adjusts:
                 self.flags[lane] = 0

@@ -53,6 +53,18 @@ class RowCuts(NamedTuple):
         return RowCuts(*(part.to(device) for part in self))
 
 
+def match_keys(stems: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The keys of the noise that decides at these positions, int64 [2, rows].
+
+    stems int64 [2, rows], of the samplers (`noise.halves`); positions int64 [rows], absolute, of the chosen tokens.
+    """
+    if runs_fused(stems):
+        from slipstream.gpu.sampling_kernels import match_keys as fused
+
+        return fused(stems, positions)
+    return noise.fold(noise.fold(stems, positions), noise.MATCH)
+
+
 def choose_rows(
     logits: torch.Tensor,
     stems: torch.Tensor,
@@ -64,14 +76,14 @@ def choose_rows(
 ) -> torch.Tensor:
     """The choice after each row, int64 [rows]: what `Sampler.choose` gives for logits that are already adjusted.
 
-    logits [rows, vocab]; stems int64 [2, rows], of the samplers (`noise.halves`); positions int64 [rows], absolute, of
-    the chosen tokens; temperatures float32 [rows]. `sampled`: whether any row is not greedy; without `cuts` no row has
-    any. There is no host synchronisation, so that this can be captured.
+    logits [rows, vocab]; stems and positions are those of `match_keys`; temperatures float32 [rows]. `sampled`:
+    whether any row is not greedy; without `cuts` no row has any. There is no host synchronisation, so that this can be
+    captured.
     """
     fused = runs_fused(logits)
     if not (sampled or fused):
         return logits.argmax(dim=-1)
-    keys = noise.fold(noise.fold(stems, positions), noise.MATCH) if sampled else stems  # greedy rows need none
+    keys = match_keys(stems, positions) if sampled else stems  # greedy rows need none
     if not fused:
         return _draw(logits, keys, temperatures, cuts)
     if sampled and cuts is not None:

@@ -106,10 +106,13 @@ def count(
 
 @dataclass(frozen=True)
 class SamplingNoise:
-    """How the target chooses after rows of logits: its temperatures and its noise. Greedy rows have none."""
+    """How the target chooses after rows of logits: its temperatures and its noise. Greedy rows have none.
 
-    temperatures: torch.Tensor  # float32 [rows]
-    keys: torch.Tensor  # int64 [2, rows], of the noise at the chosen position
+    Of several rows with the same temperature and key, one after another, there is one entry.
+    """
+
+    temperatures: torch.Tensor  # float32 [entries]
+    keys: torch.Tensor  # int64 [2, entries], of the noise at the chosen position
     ids: torch.Tensor  # int64 [tokens]: the target's ids of the logits' columns
 
 
@@ -126,9 +129,11 @@ def likeliest_tokens(
         return kernel(logits, count, sampling)
     scores = logits.float()
     if sampling is not None:
-        greedy = (sampling.temperatures < GREEDY_TEMPERATURE)[:, None]
-        divisors = torch.where(greedy, 1.0, sampling.temperatures[:, None])
-        drawn = scores / divisors + noise.gumbel_of(sampling.ids, sampling.keys).float()
+        each = len(scores) // len(sampling.temperatures)
+        temperatures, keys = sampling.temperatures.repeat_interleave(each), sampling.keys.repeat_interleave(each, 1)
+        greedy = (temperatures < GREEDY_TEMPERATURE)[:, None]
+        divisors = torch.where(greedy, 1.0, temperatures[:, None])
+        drawn = scores / divisors + noise.gumbel_of(sampling.ids, keys).float()
         scores = torch.where(greedy, scores, drawn)
     top = scores.topk(count)
     return top.values - scores.logsumexp(-1, keepdim=True), top.indices

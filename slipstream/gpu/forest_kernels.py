@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.gpu.sampling_kernels import GREEDY, gumbel
+from slipstream.gpu.sampling_kernels import GREEDY, near_gumbel
 
 if TYPE_CHECKING:
     from slipstream.gpu.forest import Followed, Pool, SamplingNoise
@@ -126,33 +126,38 @@ def join(pool: Pool, tokens: torch.Tensor, scores: torch.Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["each", "apart"])
 def _likeliest(
     logits,  # [rows, tokens]
-    temperatures,  # float32 [rows]
-    keys,  # int64 [2, rows]
+    temperatures,  # float32 [entries]
+    keys,  # int64 [2, entries]
     ids,  # int64 [tokens]
     scores,  # float32 [rows, COUNT]
     indices,  # int64 [rows, COUNT]
-    rows,
+    each,  # rows of an entry
+    apart,  # numbers between the two halves of a key
     tokens,
     stride,
     COUNT: tl.constexpr,
     WARM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its logits over the temperature, plus noise if it is sampled, their sum, and the highest of them."""
+    """One row: its logits over the temperature, plus noise if it is sampled, their sum, and the highest of them.
+
+    The noise of a draft may be inexact: in float32 it costs a fraction, and a wrong rank costs a guess at most.
+    """
     row = tl.program_id(0).to(tl.int64)
     token = tl.arange(0, BLOCK)
     inside = token < tokens
     values = tl.load(logits + row * stride + token, mask=inside, other=float("-inf")).to(tl.float32)
     if WARM:
-        temperature = tl.load(temperatures + row)
+        entry = row // each
+        temperature = tl.load(temperatures + entry)
         if temperature >= GREEDY:
-            low = tl.load(keys + row).to(tl.uint32)
-            high = tl.load(keys + rows + row).to(tl.uint32)
+            low = tl.load(keys + entry).to(tl.uint32)
+            high = tl.load(keys + apart + entry).to(tl.uint32)
             names = tl.load(ids + token, mask=inside, other=0)
-            values = values / temperature + gumbel(names, low, high).to(tl.float32)
+            values = values / temperature + near_gumbel(names, low, high)
     top = tl.max(values, 0)
     whole = tl.log(tl.sum(tl.exp(values - top), 0)) + top
     for rank in tl.static_range(COUNT):
@@ -169,10 +174,13 @@ def likeliest_tokens(
     rows, tokens = logits.shape
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     indices = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
-    warm = (logits, logits, logits) if sampling is None else (sampling.temperatures, sampling.keys, sampling.ids)
+    warm, each, apart = (logits, logits, logits), 1, 0
+    if sampling is not None:
+        warm, each = (sampling.temperatures, sampling.keys, sampling.ids), rows // len(sampling.temperatures)
+        apart = sampling.keys.stride(0)
     block = triton.next_power_of_2(tokens)
     _likeliest[(rows,)](
-        *(logits, *warm, scores, indices, rows, tokens, logits.stride(0)),
+        *(logits, *warm, scores, indices, each, apart, tokens, logits.stride(0)),
         COUNT=count,
         WARM=sampling is not None,
         BLOCK=block,

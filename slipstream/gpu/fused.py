@@ -77,7 +77,7 @@ class _Gated(torch.autograd.Function):
 
         both = both.contiguous()
         ctx.save_for_backward(both)
-        return gate(both.flatten(0, -2)).view(*both.shape[:-1], -1)
+        return gate(both.flatten(0, -2)).view(*both.shape[:-1], both.shape[-1] // 2)
 
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Hashable
 
@@ -36,6 +37,7 @@ class Graphs:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         # Graphs never run at the same time, so they share their memory.
         self._pool = torch.cuda.graph_pool_handle() if self._records else None
+        self.cold = 0  # runs in which something may have been compiled or was captured
         self.capture_ms = 0.0  # spent on capturing, over all graphs
 
     def __len__(self) -> int:
@@ -49,18 +51,27 @@ class Graphs:
         cannot be captured. The second call captures it.
         """
         if not self._records or key not in self._ran:
+            self.cold += key not in self._ran
             self._ran.add(key)
             function()
             return
         if key not in self._graphs:
+            self.cold += 1
             self._graphs[key] = self._recorded(function)
         self._graphs[key].replay()
 
     def _recorded(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         began = time.perf_counter()
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile: their work is not captured.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            function()
+        # A graph of an earlier engine that the garbage collector drops meanwhile would break the capture.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            # Other threads may use the GPU meanwhile: their work is not captured.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                function()
+        finally:
+            if collects:
+                gc.enable()
         self.capture_ms += 1000 * (time.perf_counter() - began)
         return graph

@@ -31,7 +31,7 @@ class LaneScores:
         self._places = torch.arange(lanes.depth + 1, device=lanes.device)
 
     def fill(self, sequences: Mapping[int, Sequence | None]) -> None:
-        """Set lanes up for these sequences; None: a lane that nobody has."""
+        """Set lanes up for these sequences; None: a free lane."""
         for lane, sequence in sequences.items():
             asked = None if sequence is None else sequence.params.logprobs
             self.wanted[lane] = _NONE if asked is None else asked

@@ -13,10 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+from slipstream import noise
 from slipstream.types import GREEDY_TEMPERATURE
 
 BLOCK = 2048  # tokens of one program
+_KEYS = 128  # of one program
 GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
+GOLDEN, PURPOSE = tl.constexpr(noise.GOLDEN), tl.constexpr(noise.MATCH)
 # Bound of the error of a difference of two sums: that of the noise in float32 (some 2e-5), and of rounding a sum.
 _NOISE_ERROR, _SUM_ERROR = tl.constexpr(1e-4), tl.constexpr(1e-6)
 _NONE = tl.constexpr(float("-inf"))
@@ -32,6 +35,13 @@ def _mix(x):
 @triton.jit
 def _hashed(ids, low, high):
     return _mix(_mix(ids.to(tl.uint32) ^ low) + high)
+
+
+@triton.jit
+def _folded(low, high, word):
+    """A key with one 32-bit word more folded in."""
+    low = _mix((low ^ word) + GOLDEN)
+    return low, _mix(high + word + low)
 
 
 @triton.jit
@@ -97,6 +107,30 @@ def decided(tops, line, divisor, low, high, vocab, after, floor, RESTRICTED: tl.
         tops = tl.where(places == block, _NONE, tops)
         top, block = tl.max(tops, 0, return_indices=True, return_indices_tie_break_left=True)
     return token
+
+
+@triton.jit(do_not_specialize=["count"])
+def _match_keys(stems, positions, keys, count, BLOCK: tl.constexpr):
+    """Some of the keys; an integer is folded in as its two halves."""
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < count
+    low = tl.load(stems + number, mask=inside, other=0).to(tl.uint32)
+    high = tl.load(stems + count + number, mask=inside, other=0).to(tl.uint32)
+    position = tl.load(positions + number, mask=inside, other=0)
+    low, high = _folded(low, high, position.to(tl.uint32))
+    low, high = _folded(low, high, (position >> 32).to(tl.uint32))
+    low, high = _folded(low, high, tl.full(low.shape, PURPOSE, tl.uint32))
+    low, high = _folded(low, high, tl.zeros_like(low))
+    tl.store(keys + number, low.to(tl.int64), mask=inside)
+    tl.store(keys + count + number, high.to(tl.int64), mask=inside)
+
+
+def match_keys(stems: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """`device_sampling.match_keys` in one kernel."""
+    stems, count = stems.contiguous(), len(positions)
+    keys = torch.empty_like(stems)
+    _match_keys[(triton.cdiv(count, _KEYS),)](stems, positions.contiguous(), keys, count, BLOCK=_KEYS, num_warps=1)
+    return keys
 
 
 @triton.jit(do_not_specialize=["rows", "blocks"])

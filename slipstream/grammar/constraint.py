@@ -1,6 +1,6 @@
 """What a grammar allows after any path below a sequence's last token.
 
-A constraint is a function of the output and of the path. The matcher behind it is moved there and back as asked, so a
+A constraint is a function of the output and of the path. Its matcher is moved there and back as asked, so a
 rejected branch leaves no trace: the next question starts from what was emitted. Consuming a token and rolling it back
 takes about a microsecond, a mask over 49,152 tokens about ten.
 """
@@ -92,7 +92,7 @@ class Constraint:
             if tree.scouts[node] or self.allows(tree.path_tokens(tree.parents[node]), tree.tokens[node]):
                 kept.append(node)
                 stack += below[node][::-1]
-        return tree if len(kept) == len(tree) else tree.kept(sorted(kept))
+        return tree if len(kept) == len(tree) else tree.subtree(sorted(kept))
 
     def _allowed(self, path: Sequence[int]) -> npt.NDArray[np.bool_]:
         """The mask after `path`, to which the matcher has moved."""

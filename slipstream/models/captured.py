@@ -151,7 +151,8 @@ class CapturedPasses:
             piece[:size].view(part) for piece, size, part in zip(flat.split(starts), sizes, shape.parts, strict=True)
         ]
         fields, tables, positions, open_positions, bits = views[5:]
-        tiles = Tiles(shape.rows, queries, shape.trees, fields, tables, positions, open_positions, bits)
+        # Padding has no rows, so the number of tiles does not tell how many rows each has.
+        tiles = Tiles(shape.rows, queries, shape.trees, False, fields, tables, positions, open_positions, bits)
         return _Pass(tiles, views[:4], views[4], flat)
 
     def _pass(self, held: _Pass, shape: _Shape, data: Sequence[LayerStore]) -> None:

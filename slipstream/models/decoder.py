@@ -302,6 +302,16 @@ class Decoder(Model):
         shape = config.heads, config.kv_heads, config.head_dim
         return attention.over_tiles(tiles, *shape, self.device, config.attention_softcap, exact=self.exact)
 
+    def compile_kernels(self, cache: PagedCache, store: str) -> None:
+        """Compile the attention of every shape of pass, so that no request waits for it."""
+        if self._paged and not self.exact:  # exact kernels have one shape
+            from slipstream.attention.paged import compile_kernels
+
+            config, layers = self.config, cache.layers(store)
+            for index in {layer.window: number for number, layer in enumerate(self.layers)}.values():
+                shape = config.heads, config.kv_heads, config.head_dim, config.attention_softcap
+                compile_kernels(*shape, layers[index], self.layers[index].window)
+
     def _enter(
         self, cache: PagedCache, store: str, segments: Sequence[Segment], tokens: torch.Tensor
     ) -> tuple[torch.Tensor, int]:

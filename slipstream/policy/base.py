@@ -59,6 +59,20 @@ class Part(HasPlan, Protocol):
         """The key of its state in a sequence."""
         ...
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether `signal` knows anything."""
+        ...
+
+    @property
+    def by_request(self) -> bool:
+        """Whether it drafts only for requests that bring something of their own."""
+        ...
+
+    def host_only(self, sequence: Sequence) -> bool:
+        """Whether this sequence brings something to draft from."""
+        ...
+
     def signal(self, sequence: Sequence) -> Signal | None:
         """What it knows at no cost about whether a draft will pay; None: nothing, and its call is shared."""
         ...
@@ -79,6 +93,11 @@ class Drafts(HasPlan, Protocol):
     @property
     def limits(self) -> Limits:
         """Of a drafter with parts."""
+        ...
+
+    @property
+    def off_device(self) -> tuple[str, ...]:
+        """The labels of its parts that draft on the host alone."""
         ...
 
     @property
@@ -103,8 +122,19 @@ class Rounds(Protocol):
         """Whether rounds support everything that the request asks for."""
         ...
 
-    def shape(self, drafter: str, count: int) -> Plan | None:
-        """The tree shape of rounds with `count` sequences (empty for a passive drafter); None: it has no rounds."""
+    def shape(self, drafter: str, count: int, *, constrained: bool) -> Plan | None:
+        """The tree shape of rounds with `count` sequences (empty for a passive drafter); None: it has no rounds.
+
+        `constrained`: of sequences with grammars, which have bursts of their own.
+        """
+        ...
+
+    def shapes(self, drafter: str, count: int) -> Seq[Plan]:
+        """The trees of rounds with `count` sequences among which the policy picks, for a drafter with parts."""
+        ...
+
+    def pass_shape(self, rows: int) -> float:
+        """A guess at the cost of a captured pass by its rows, relative to a single row."""
         ...
 
     def chain_cost(self, shape: Plan, count: int) -> float:

@@ -30,6 +30,12 @@ class Estimate(NamedTuple):
     nodes: float = 0.0  # rows beyond the root's
     own_ms: float = 0.0  # of the drafters that work for each sequence alone
     bonus: float = 0.0  # of the logarithm of the rate: against flapping
+    short: bool = False  # one node only, to see whether drafts are accepted more or less often than usual
+
+
+def short_try(pick: Estimate) -> Estimate:
+    """A try of a single node of what a model drafts: cheap, and it tells whether its drafts are accepted."""
+    return pick._replace(accepted=pick.accepted / (1 + pick.accepted), nodes=1.0, short=True)
 
 
 class Choice(NamedTuple):
@@ -98,9 +104,18 @@ def _with(
     return best
 
 
+def choose_one(offers: Seq[Seq[Estimate]], ms: Seq[float], *, throughput: bool = False) -> tuple[int, Choice]:
+    """The best of ways that all sequences share, and its number. `offers`: by way, then by sequence; `ms`: by way."""
+    choices = [_scored(list(picks), each, throughput) for picks, each in zip(offers, ms, strict=True)]
+    return max(enumerate(choices), key=lambda pair: pair[1].score)
+
+
 def _total(picks: list[Estimate], cost: Milliseconds, call_ms: float, throughput: bool) -> Choice:
     rows = len(picks) + sum(pick.nodes for pick in picks)
-    ms = interpolated(cost, rows) + call_ms + sum(pick.own_ms for pick in picks)
+    return _scored(picks, interpolated(cost, rows) + call_ms + sum(pick.own_ms for pick in picks), throughput)
+
+
+def _scored(picks: list[Estimate], ms: float, throughput: bool) -> Choice:
     tokens = len(picks) + sum(pick.accepted for pick in picks)
     if throughput:
         speed = math.log(tokens / len(picks))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 _KEPT = 9  # samples of a median: a busy machine slows single steps down
 _MOST_ROWS = 320  # of a decoding pass; beyond, cost grows as fast as up to here
 _EXACT_ROWS, _ROW_STEP = 32, 8  # up to the first number each count of rows has its own median, then every 8 rows
-_CONTEXT_STEP = 256  # tokens: contexts are told apart by powers of two of this
+_CONTEXT_STEP = 256  # tokens: contexts are grouped by powers of two of this
 _ROWS_FOR_CHEAP = 0.7  # plain passes that the cheap rows together cost
+_ROWS_AT_ONCE, _ROWS_PER_PASS = 160, 850  # the same on a GPU: beyond the first it computes longer than it reads
 _REFRESH = 4  # observations between two computations of a curve
+_RECENT = 7  # passes that say how fast the machine is
+_BUSY = 1.2  # times what a larger pass takes
+_KNOWN = 3  # samples from which on a median says what a pass costs
 
 
 def pass_shape(cheap_rows: int, weights_read: Callable[[int], float]) -> Callable[[int], float]:
@@ -25,6 +30,16 @@ def pass_shape(cheap_rows: int, weights_read: Callable[[int], float]) -> Callabl
 
     def shape(rows: int) -> float:
         return weights_read(rows) / weights_read(1) * (1 + _ROWS_FOR_CHEAP * (rows - 1) / cheap_rows)
+
+    return shape
+
+
+def captured_shape(weights_read: Callable[[int], float]) -> Callable[[int], float]:
+    """The same for captured passes on a GPU, where reading the weights takes longer than computing for many rows."""
+
+    def shape(rows: int) -> float:
+        computed = max(1 + rows / _ROWS_PER_PASS, rows / _ROWS_AT_ONCE)
+        return weights_read(rows) / weights_read(1) * computed
 
     return shape
 
@@ -56,16 +71,27 @@ class Curve:
         self._ms: list[float] = self._shape.tolist()
 
     def add(self, rows: int, ms: float) -> None:
-        """Add a measured pass."""
-        self.medians.setdefault(_row_class(rows), Median()).add(ms)
-        self._stale += 1
-        if self._stale >= _REFRESH or len(self.medians) == 1:
+        """Add a measured pass; the next `refreshed` curve knows it."""
+        found = self.medians.setdefault(_row_class(rows), Median())
+        found.add(ms)
+        self._stale += _REFRESH if found.count <= _KNOWN else 1
+
+    def refreshed(self) -> Curve:
+        """The curve with what was measured since: computed anew every few passes, when somebody asks."""
+        if self._stale >= _REFRESH:
             self.refresh()
+        return self
 
     def refresh(self) -> None:
-        """Compute the curve: the prior shape times the measured corrections, which are interpolated over rows."""
+        """Compute the curve: the prior shape times the measured corrections, which are interpolated over rows.
+
+        A pass that took much longer than one over more rows met a busy moment, and takes what that one took. Otherwise
+        it would make all larger ones look dear, which then would not be measured again.
+        """
         known = sorted(self.medians)
-        corrections = [self.medians[rows].value / self._shape[rows] for rows in known]
+        values = np.array([self.medians[rows].value for rows in known])
+        larger = np.minimum.accumulate(values[::-1])[::-1]  # the least of this pass and all larger ones
+        corrections = np.where(values > _BUSY * larger, larger, values) / self._shape[known]
         ms = self._shape * np.interp(range(_MOST_ROWS + 1), known, corrections)
         self._ms, self._stale = np.maximum.accumulate(ms).tolist(), 0
 
@@ -74,21 +100,58 @@ class Curve:
         found = self.medians.get(_row_class(rows))
         return 0 if found is None else found.count
 
+    def known(self, rows: int) -> float | None:
+        """The median of passes with about so many rows; None if too few were measured."""
+        found = self.medians.get(_row_class(rows))
+        return None if found is None or found.count < _KNOWN else found.value
+
     def __getitem__(self, rows: int) -> float:
         if rows <= _MOST_ROWS:
             return self._ms[rows]
         return self._ms[-1] + (rows - _MOST_ROWS) * (self._ms[-1] - self._ms[_MOST_ROWS // 2]) / (_MOST_ROWS // 2)
 
 
+class _Pass(NamedTuple):
+    """A measured pass; `ratio`: in terms of what such passes took before."""
+
+    curve: Curve
+    rows: int
+    ms: float
+    ratio: float
+
+
 class PassCosts:
-    """Curves by number of sequences and length of context. An unmeasured one starts from the nearest."""
+    """Curves by number of sequences and length of context. An unmeasured one starts from the nearest.
+
+    Other programs come and go, and costs that were measured at different times are to be compared. So curves are in
+    milliseconds at one pace, and `pace` says how much slower the machine is at present.
+    """
 
     def __init__(self, shape: Callable[[int], float]) -> None:
         self._shape = shape
         self._curves: dict[tuple[int, int], Curve] = {}
+        self._recent: deque[_Pass] = deque(maxlen=_RECENT)
+        self.pace = 1.0
+
+    def add(self, sequences: int, context: int, rows: int, ms: float) -> None:
+        """Add a measured decoding pass."""
+        curve = self._curve(sequences, context)
+        known = curve.known(rows)
+        if known is None:
+            curve.add(rows, ms / self.pace)
+            return
+        self._recent.append(_Pass(curve, rows, ms, ms / known))
+        self.pace = sorted(each.ratio for each in self._recent)[len(self._recent) // 2]
+        if len(self._recent) == _RECENT:
+            # The pace of a pass is that of its neighbours on both sides: so a sudden change spoils no median.
+            middle = self._recent[_RECENT // 2]
+            middle.curve.add(middle.rows, middle.ms / self.pace)
 
     def curve(self, sequences: int, context: int) -> Curve:
         """The curve for a decoding pass; `context`: tokens per sequence."""
+        return self._curve(sequences, context).refreshed()
+
+    def _curve(self, sequences: int, context: int) -> Curve:
         key = sequences.bit_length(), (context // _CONTEXT_STEP).bit_length()
         found = self._curves.get(key)
         if found is None:
@@ -104,7 +167,7 @@ class PassCosts:
     def state(self) -> dict[str, Any]:
         """Plain data for a file."""
         return {
-            f"{sequences},{context}": {str(rows): round(m.value, 4) for rows, m in curve.medians.items()}
+            f"{sequences},{context}": {str(rows): round(m.value * self.pace, 4) for rows, m in curve.medians.items()}
             for (sequences, context), curve in self._curves.items()
         }
 
@@ -133,39 +196,46 @@ class DraftCosts:
 
     def add_catch_up(self, drafter: str, tokens: int, ms: float) -> None:
         """Add a call that read `tokens` tokens first."""
-        known = self.call(drafter, 1)
-        self._catch_up.setdefault(drafter, Median()).add(max(0.0, ms - (known or 0.0)) / tokens)
+        self._catch_up.setdefault(drafter, Median()).add(max(0.0, ms - self.call(drafter, 1, 0.0)) / tokens)
 
-    def call(self, drafter: str, sequences: int) -> float | None:
-        """Milliseconds of a call; None if none was measured."""
+    def call(self, drafter: str, sequences: int, guess_ms: float) -> float:
+        """Milliseconds of a call; `guess_ms`: if none was measured."""
         for size in _outward(sequences.bit_length()):
             if (found := self._calls.get((drafter, size))) is not None:
-                return found.value
-        return None
+                return _cautious(found, guess_ms)
+        return guess_ms
 
     def level(self, drafter: str) -> float:
         """Milliseconds of one more level."""
         found = self._levels.get(drafter)
         return 0.0 if found is None else found.value
 
-    def catch_up(self, drafter: str, tokens: int) -> float:
-        """Milliseconds to read `tokens` tokens before it can draft."""
+    def catch_up(self, drafter: str, tokens: int, guess_ms: float) -> float:
+        """Milliseconds to read `tokens` tokens before it can draft; `guess_ms`: of one, if none was measured."""
         found = self._catch_up.get(drafter)
-        return 0.0 if found is None else found.value * tokens
+        return tokens * (guess_ms if found is None else _cautious(found, guess_ms))
 
-    def state(self) -> dict[str, Any]:
-        """Plain data for a file."""
-        calls = {f"{drafter}|{size}": round(m.value, 4) for (drafter, size), m in self._calls.items()}
-        levels = {drafter: round(m.value, 4) for drafter, m in self._levels.items()}
-        return {"calls": calls, "levels": levels, "catch_up": {d: round(m.value, 6) for d, m in self._catch_up.items()}}
+    def state(self, pace: float = 1.0) -> dict[str, Any]:
+        """Plain data for a file, in milliseconds at the present pace."""
+        calls = {f"{drafter}|{size}": round(pace * m.value, 4) for (drafter, size), m in self._calls.items()}
+        levels = {drafter: round(pace * m.value, 4) for drafter, m in self._levels.items()}
+        read = {drafter: round(pace * m.value, 6) for drafter, m in self._catch_up.items()}
+        return {"calls": calls, "levels": levels, "catch_up": read}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Read what `state` gave."""
         for key, ms in state["calls"].items():
             drafter, _, size = key.rpartition("|")
-            self._calls[drafter, int(size)] = Median(float(ms))
-        self._levels = {drafter: Median(float(ms)) for drafter, ms in state["levels"].items()}
-        self._catch_up = {drafter: Median(float(ms)) for drafter, ms in state["catch_up"].items()}
+            self._calls[drafter, int(size)] = Median(*[float(ms)] * _KNOWN)
+        self._levels = {drafter: Median(*[float(ms)] * _KNOWN) for drafter, ms in state["levels"].items()}
+        self._catch_up = {drafter: Median(*[float(ms)] * _KNOWN) for drafter, ms in state["catch_up"].items()}
+
+
+def _cautious(found: Median, guess: float) -> float:
+    """The median. A single sample counts half where it is higher than the guess: it may include work that is done once,
+    or have met a busy moment, and a drafter that seems too slow is not measured again for long.
+    """
+    return math.sqrt(found.value * guess) if found.count == 1 and found.value > guess > 0.0 else found.value
 
 
 def _row_class(rows: int) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from slipstream.policy.worth import Tilt
+from slipstream.policy.base import Part
+from slipstream.policy.calibration import Tilt, temperature_class
+from slipstream.sequence import Sequence
 
+RECORD = "policy.record"  # key in `Sequence.drafting`
 _KEPT_BY_REQUEST = 0.85  # of the counts at each step: about the last seven steps that drafted
 _KEPT_BY_ALL = 0.98
-_START = 3.0  # steps that the record over all requests is worth to a request
+_START = 3.0  # steps that what is known before is worth
 
 # Where nothing is known: accepted tokens by the length of a match in the text, and those of a model-based drafter.
 _MATCHES = (1, 2, 3, 5, 9, 17)  # the shortest match of each class
@@ -17,14 +20,14 @@ _ACCEPTED_BY_MATCH = (0.0, 0.25, 0.5, 0.9, 1.8, 3.5, 6.0)
 _ACCEPTED_BY_MODEL = 1.5
 _NODES = 8.0
 
-Way = tuple[str, ...]  # labels of drafters
+Way = tuple[str, ...]  # labels of the drafters that one sequence asks in one step; (): plain decoding
 
 
 class Context(NamedTuple):
     """What is known of a step before anything is drafted, in classes."""
 
     match: int  # of the longest match in the text; 0: none
-    warmth: int  # temperature class
+    temp_class: int  # temperature class
     size: int  # of the batch
 
 
@@ -46,7 +49,7 @@ class Mean:
     def __init__(self, steps: float = 0.0, accepted: float = 0.0, nodes: float = 0.0) -> None:
         self.steps, self.accepted, self.nodes = steps, accepted, nodes
 
-    def add(self, accepted: int, nodes: int, kept: float) -> None:
+    def add(self, accepted: float, nodes: float, kept: float) -> None:
         """One more step."""
         self.steps = kept * self.steps + 1
         self.accepted = kept * self.accepted + accepted
@@ -60,18 +63,28 @@ class Record:
         self._means: dict[tuple[Way, Context], Mean] = {}
 
     def mean(self, way: Way, context: Context, *, model: bool) -> tuple[float, float]:
-        """Accepted tokens and nodes per step of this way, in the nearest context that has some."""
-        found = self._means.get((way, context)) or self._nearest(way, context)
-        if found is not None:
-            return found.accepted / found.steps, found.nodes / found.steps
-        return _ACCEPTED_BY_MATCH[context.match] + (_ACCEPTED_BY_MODEL if model else 0.0), _NODES
+        """Accepted tokens and nodes per step of this way: from a guess to lone sequences to this size of batch, each
+        worth a few steps to the next.
+        """
+        accepted, nodes = _ACCEPTED_BY_MATCH[context.match] + (_ACCEPTED_BY_MODEL if model else 0.0), _NODES
+        for place in (context._replace(size=0), context) if context.size else (context,):
+            found = self._means.get((way, place))
+            if found is not None:
+                steps = found.steps + _START
+                accepted = (found.accepted + _START * accepted) / steps
+                nodes = (found.nodes + _START * nodes) / steps
+        return accepted, nodes
 
-    def _nearest(self, way: Way, context: Context) -> Mean | None:
-        near = (*(context._replace(size=size) for size in (2, 1, 0, 3)), context._replace(warmth=0, size=0))
-        return next((found for other in near if (found := self._means.get((way, other))) is not None), None)
+    def ways(self) -> set[Way]:
+        """All that have been recorded."""
+        return {way for way, _ in self._means}
 
-    def add(self, way: Way, context: Context, accepted: int, nodes: int) -> None:
-        """A step that drafted so."""
+    def knows(self, way: Way, context: Context) -> bool:
+        """Whether there are steps of this way in this context, or of lone sequences."""
+        return any((way, place) in self._means for place in (context, context._replace(size=0)))
+
+    def add(self, way: Way, context: Context, accepted: float, nodes: int) -> None:
+        """A step that drafted so; or a burst, with what its rounds accepted on average."""
         self._means.setdefault((way, context), Mean()).add(accepted, nodes, _KEPT_BY_ALL)
 
     def state(self) -> dict[str, Any]:
@@ -95,21 +108,37 @@ class Pending(NamedTuple):
     context: Context
     matched: int
     probe: bool
-    tokens: float  # expected
-    ms: float
+    expected_tokens: float
+    expected_ms: float
     plain_ms: float
-    instead: float  # tokens that the chosen way promised, if this one is a probe
+    chosen_tokens: float  # that the chosen way promised, if this one is a probe
     rate: float  # tokens per millisecond of the whole step, as expected
+    short: bool = False  # one node only
 
 
 class RequestRecord:
     """The means and tilts of one request."""
 
-    __slots__ = ("_means", "pending", "promised", "step", "tilts", "tried", "warmth", "way")
+    __slots__ = (
+        "_means",
+        "able",
+        "dropped",
+        "options",
+        "pending",
+        "promised",
+        "step",
+        "temp_class",
+        "tilts",
+        "tried",
+        "way",
+    )
 
-    def __init__(self, warmth: int) -> None:
-        self.warmth = warmth  # temperature class
+    def __init__(self, temp_class: int) -> None:
+        self.temp_class = temp_class  # temperature class
         self._means: dict[tuple[Way, int], Mean] = {}  # by way and class of match
+        self.able: list[tuple[str, Part]] | None = None  # the drafters that it may use, once that was asked
+        self.dropped = 0  # drafters that had failed on it by then
+        self.options: Any = None  # its ways to draft, the situation that they hold for, and until which step
         self.tilts: dict[str, Tilt] = {}  # by origin
         self.way: Way = ()  # of the last step
         self.step = 0
@@ -125,6 +154,14 @@ class RequestRecord:
         steps = own.steps + _START
         return (own.accepted + _START * start[0]) / steps, (own.nodes + _START * start[1]) / steps
 
-    def add(self, way: Way, context: Context, accepted: int, nodes: int) -> None:
+    def add(self, way: Way, context: Context, accepted: float, nodes: float) -> None:
         """A step that drafted so."""
         self._means.setdefault((way, context.match), Mean()).add(accepted, nodes, _KEPT_BY_REQUEST)
+
+
+def record_of(sequence: Sequence) -> RequestRecord:
+    """The record of a sequence, made when it is first asked for."""
+    found: RequestRecord | None = sequence.drafting.get(RECORD)
+    if found is None:
+        found = sequence.drafting[RECORD] = RequestRecord(temperature_class(sequence.params))
+    return found

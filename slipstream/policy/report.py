@@ -10,7 +10,7 @@ from slipstream.policy.tally import Tally
 from slipstream.sampling import Spell
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
-from slipstream.types import Decision, Logprobs
+from slipstream.types import Decision, Logprobs, Plan
 
 
 class Scored(Protocol):
@@ -56,7 +56,7 @@ class Progress:
     new_tokens: int = 0
     trees: list[TokenTree] = field(default_factory=list)  # of its rounds, if the request is traced
     verified: tuple[TokenTree, Seq[int]] | None = None  # on the host: the tree and its accepted path
-    decision: Decision | None = None  # the policy's, once it has seen what came of it
+    decision: Decision | None = None  # the policy's, once it has seen the results
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ class Report:
     draft_ms: float = 0.0
     verify_ms: float = 0.0  # target pass and verification
     tally: Tally = field(default_factory=Tally)
-    calls: Seq[DraftCall] = ()  # on the host
+    calls: Seq[DraftCall] = ()  # on the host; of a burst, the one that brought its drafter up to the roots
+    cold: bool = False  # something was compiled or captured: the times say nothing
+    burst: Plan | None = None  # on a device: the shape of its trees, and how many rounds were finished
 
     def charge(self, sequences: int, other_ms: float) -> None:
         """Split the time evenly over `sequences` sequences, and add it to the stats of those reported here."""

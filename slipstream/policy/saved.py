@@ -1,6 +1,7 @@
 """What a policy has learnt, between runs: a file in the cache for each model, weights' format and machine.
 
-What is shipped with the package is a start for the shipped drafters: their worth, without costs.
+What is shipped with the package is a start for the shipped drafters: their worth, without costs
+(`python -m benchmarks.policy_prior` makes it).
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from slipstream.errors import CorruptFile
 from slipstream.folders import cache_directory
 from slipstream.policy.auto import AutoPolicy
+from slipstream.profiles import Profile
 
 log = logging.getLogger("slipstream")
 
 _FORMAT = 1
-_SHIPPED = Path(__file__).parent / "shipped"
+SHIPPED = Path(__file__).parent / "shipped"
 _WORTH_SAVING_MS = 2000.0  # of decoding: less teaches little
+
+
+COSTS = ("passes", "drafts")  # parts of a state that depend on the machine; the others are of model and traffic
 
 
 def directory() -> Path:
@@ -33,8 +39,9 @@ class SavedPolicy:
 
     def __init__(self, policy: AutoPolicy, fingerprint: str, facts: tuple[object, ...]) -> None:
         self._policy = policy
-        self._shipped = _SHIPPED / f"{fingerprint}.json"
-        name = "-".join(str(fact).replace("/", "_").replace(" ", "_") for fact in (fingerprint, *facts))
+        self._shipped = SHIPPED / f"{fingerprint}.json"
+        self.setup = "-".join(str(fact).replace("/", "_").replace(" ", "_") for fact in facts)
+        name = f"{fingerprint}-{self.setup}"
         self._path = directory() / f"{name}.json"
 
     def restore(self) -> None:
@@ -49,6 +56,18 @@ class SavedPolicy:
                 continue
             except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 log.warning("%s is ignored: %s", path, error)
+
+    def start_from(self, profile: Profile) -> None:
+        """Start from a profile; costs of another machine or of other settings are not used."""
+        state = profile.policy
+        if state and profile.setup != self.setup:
+            log.warning("the costs in the profile are those of %s, and are not used on %s", profile.setup, self.setup)
+            state = {name: part for name, part in state.items() if name not in COSTS}
+        try:
+            if state:
+                self._policy.restore(state)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise CorruptFile(f"the profile has no valid priors or costs: {error!r}") from None
 
     def save(self) -> None:
         """Keep what was learnt, if it is worth it. A folder that cannot be written is no error."""

@@ -12,6 +12,8 @@ from slipstream.tree import TokenTree
 BINS = 8  # of equal width, over the probability of a node given its parent
 OFFERED, ACCEPTED = 0, 1  # a node counts as offered if its parent was accepted
 
+_MANY = 65_536  # offered nodes of a drafter
+
 Counts = npt.NDArray[np.int64]  # [depth, BINS, 2]
 
 
@@ -39,6 +41,12 @@ class Tally:
         for origin, counts in other.counts.items():
             self._room(origin, len(counts))[: len(counts)] += counts
 
+    def age(self) -> None:
+        """Halve the counts where they are many, so that they follow a change of the traffic."""
+        for counts in self.counts.values():
+            if counts[..., OFFERED].sum() > _MANY:
+                counts //= 2
+
     def _room(self, origin: str, depth: int) -> Counts:
         known = self.counts.get(origin)
         if known is None or len(known) < depth:
@@ -47,3 +55,20 @@ class Tally:
                 wider[: len(known)] = known
             self.counts[origin] = known = wider
         return known
+
+
+def left_to_smaller(tally: Tally, depth: int, share: float) -> float:
+    """Which part of the accepted nodes trees of `depth` levels would have had, with a `share` of the nodes.
+
+    They lack the least likely nodes.
+    """
+    deep = sum(counts[..., ACCEPTED].sum() for counts in tally.counts.values())
+    if deep == 0:
+        return 1.0
+    room = share * sum(counts[..., OFFERED].sum() for counts in tally.counts.values())
+    bins = sum((counts[:depth].sum(0) for counts in tally.counts.values()), np.zeros((BINS, 2), dtype=np.int64))
+    kept = 0.0
+    for offered, accepted in bins[::-1].tolist():  # the likeliest first
+        part = min(1.0, room / offered) if offered else 0.0
+        kept, room = kept + part * accepted, room - part * offered
+    return float(kept / deep)

@@ -21,6 +21,7 @@ class Signal(NamedTuple):
 
     matched: int  # tokens of the longest suffix that occurred before
     least: int  # the shortest match that its options allow
+    certain: int = 0  # tokens that it is sure of
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""What a server is told when it starts."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from slipstream.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -25,3 +28,17 @@ class ServerConfig:
     def names(self) -> tuple[str, ...]:
         """The names of the one model."""
         return self.served_names or (self.model,)
+
+
+def read_keys(path: str | Path | None) -> list[str]:
+    """The keys in a file; blank lines and lines that start with # do not count."""
+    if path is None:
+        return []
+    try:
+        lines = [line.strip() for line in Path(path).expanduser().read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--api-key-file {path}: {error}") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise OptionError(f"--api-key-file {path} has no keys")
+    return keys

@@ -32,6 +32,8 @@ _KINDS = {
     504: "timeout_error",
 }
 _OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is )")  # our messages begin with the argument they name
+_NO_PLACE = re.compile(r"chat template has no place for '(\w+)'")
+_VARIABLES = ("tools", "documents", "reasoning_effort")  # fields that become variables of the template
 
 
 class ApiError(HTTPException):
@@ -58,17 +60,16 @@ class ApiError(HTTPException):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The error that a client sees. What is nobody's fault but ours is logged and told in general words."""
+    """The error that a client sees. An internal error is logged, and described in general words only."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, QueueFull):
         wait = str(int(error.retry_after))
         return ApiError(429, f"the queue is full: {error}", code="queue_full", headers={"retry-after": wait})
     if isinstance(error, OptionError):
-        offender = _OFFENDER.match(error.message)
-        param = offender[1] if offender else ("prompt" if isinstance(error, PromptError) else None)
         code = "context_length_exceeded" if "the context holds" in error.message else None
-        return ApiError(400, str(error), param=param, code=code)
+        param, said = _offender(error), str(error)
+        return ApiError(400, said if param is None or param in said else f"{param}: {said}", param=param, code=code)
     if isinstance(error, EngineFailed | EngineClosed):
         return ApiError(503, str(error), code="engine_failed", headers={"retry-after": "1"})
     if isinstance(error, DeadlineExceeded):
@@ -76,3 +77,14 @@ def as_api_error(error: Exception) -> ApiError:
     log.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
     said = str(error) if isinstance(error, SlipstreamError) else "an internal error ended the request"
     return ApiError(500, said, code="internal_error")
+
+
+def _offender(error: OptionError) -> str | None:
+    """The field that an error is about."""
+    if found := _OFFENDER.match(error.message):
+        return found[1]
+    if found := _NO_PLACE.search(error.message):
+        return found[1] if found[1] in _VARIABLES else "chat_template_kwargs"
+    if error.message.startswith(("unknown drafter", "unknown loaded drafter")):
+        return "speculate"
+    return "prompt" if isinstance(error, PromptError) else None

@@ -34,9 +34,9 @@ class Follower:
             async for place, delta in self._generation.deltas():
                 self._traces[place, delta.index] += _traced(delta)
         outputs = await self._generation.outputs()
-        for output in outputs:
+        for place, output in enumerate(outputs):
             for completion in output.outputs:
-                self._end(completion, len(output.prompt_token_ids))
+                self._end(place, completion)
         return outputs
 
     async def deltas(self) -> AsyncGenerator[tuple[int, Delta], None]:
@@ -49,13 +49,16 @@ class Follower:
             before[place, delta.index] = now
             self._tokens += len(delta.token_ids)
             if delta.completion is not None:
-                self._end(delta.completion, len(self.prompt_ids(place)), counted=True)
+                self._end(place, delta.completion, counted=True)
             yield place, delta
 
-    def _end(self, completion: Completion, prompt_tokens: int, *, counted: bool = False) -> None:
+    def _end(self, place: int, completion: Completion, *, counted: bool = False) -> None:
         self._completions.append(completion)
         self._tokens += 0 if counted else len(completion.token_ids)
-        self._service.metrics.ended(completion, prompt_tokens)
+        request, capture = self._generation.requests[place], self._service.capture
+        self._service.metrics.ended(completion, len(request.prompt_ids))
+        if capture is not None:
+            capture.add(request, completion)
 
     def prompt_ids(self, place: int) -> list[int]:
         """The token ids of a prompt."""

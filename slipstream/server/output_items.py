@@ -25,7 +25,7 @@ class OutputItems:
         return "".join(item["content"][0]["text"] for item in self.items if item["type"] == "reasoning")
 
     def push(self, parsed: Parsed, logprobs: list[dict[str, Any]]) -> list[Event]:
-        """Add what an answer said; returns the events that tell it."""
+        """Add a piece of the answer; returns its events."""
         told: list[Event] = []
         self._held += logprobs
         if parsed.reasoning:

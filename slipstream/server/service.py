@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from slipstream.async_llm import AsyncLLM
+from slipstream.server.capture import Capture
 from slipstream.server.config import ServerConfig
 from slipstream.server.failures import ApiError
 from slipstream.server.metrics import Metrics
@@ -28,8 +29,9 @@ _POLL_S = 0.05
 class Service:
     """One engine and the requests to it. `opening` loads the engine; it is called once, in a thread of its own."""
 
-    def __init__(self, config: ServerConfig, opening: Callable[[], AsyncLLM]) -> None:
+    def __init__(self, config: ServerConfig, opening: Callable[[], AsyncLLM], capture: Capture | None = None) -> None:
         self.config = config
+        self.capture = capture
         self.metrics = Metrics(config.names[0])
         self.created = int(time.time())
         self.failure: BaseException | None = None  # of loading
@@ -40,20 +42,20 @@ class Service:
         self._parsing: Parsing | None = None
 
     async def load(self) -> None:
-        """Load the engine and warm it up; until then every request is told to come later."""
-
-        def load() -> AsyncLLM:
-            llm = self._opening()
-            template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
-            self._parsing = parser_factory(self.config.tool_parser, self.config.reasoning_parser, template)
-            llm.warm_up()
-            return llm
-
+        """Load the engine in the background; until then requests are refused with a time to retry."""
         try:
-            llm = await asyncio.to_thread(load)
+            await asyncio.to_thread(self.open)
         except BaseException as error:
             self.failure = error
-            return
+
+    def open(self) -> None:
+        """Load the engine and warm it up."""
+        llm = self._opening()
+        template = llm.tokenizer.chat_template if llm.tokenizer is not None else None
+        self._parsing = parser_factory(self.config.tool_parser, self.config.reasoning_parser, template)
+        llm.warm_up()
+        if self.capture is not None:
+            self.capture.start(llm)
         self._llm = llm
 
     # -- what routes ask for ------------------------------------------------------------------------------------------
@@ -125,3 +127,5 @@ class Service:
         """End the engine, and with it all requests."""
         if self._llm is not None:
             self._llm.close()
+        if self.capture is not None:
+            self.capture.close()

@@ -44,6 +44,8 @@ def main() -> int:
     parser.add_argument("--init", default="")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--restart", action="store_true")
+    parser.add_argument("--resume", action="store_true", help="go on from a piece; the data may have grown")
+    parser.add_argument("--piece", action="store_true", help="end with a state that --resume continues")
     parser.add_argument("--joint", action="store_true", help="tune the target too: makes another model")
     parser.add_argument("--model-out", type=Path, help="directory of that model (default: beside --out)")
     parser.add_argument("--device", default="auto")
@@ -66,7 +68,7 @@ def main() -> int:
     except SlipstreamError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{place}: {drafter.figures}\n{drafter.provenance['training']}")
+    print(f"{place}: {drafter.figures}\n{drafter.provenance.get('training', '')}")
     return 0
 
 

@@ -11,6 +11,7 @@ shard that was being written.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from slipstream.train.data_files import (
     INDEX,
     REMAKE,
     VERSION,
+    data_sets,
     index_file,
     mapped,
     read_header,
@@ -45,6 +47,8 @@ from slipstream.train.data_files import (
 
 Ids = npt.NDArray[np.int64]
 
+_IDENTIFYING = 4096  # tokens of a shard that, with its index, identify it
+
 
 @dataclass(frozen=True)
 class Chat:
@@ -56,14 +60,15 @@ class Chat:
 
 
 class ChatData:
-    """One or more data sets of one target, memory-mapped. CorruptFile or OptionError if they cannot be used.
+    """One or more data sets of one target (or folders of them), memory-mapped. CorruptFile or OptionError if they
+    cannot be used.
 
     `description`: where the chats come from, and their counts.
     """
 
     def __init__(self, directory: Path, *more: Path) -> None:
-        parts = {place: read_header(place) for place in (directory, *more)}
-        first = parts[directory]
+        parts = {place: read_header(place) for each in (directory, *more) for place in data_sets(each)}
+        first = next(iter(parts.values()))
         self.fingerprint: str = first["fingerprint"]
         self.vocab_size: int = first["vocab_size"]
         for place, part in parts.items():
@@ -72,10 +77,25 @@ class ChatData:
             if not part["shards"]:
                 raise CorruptFile(f"{str(place / HEADER)!r} names no chats yet", hint="let slipstream synth finish")
         self.description = first if len(parts) == 1 else _together(list(parts.values()))
-        self.answer_tokens: int = self.description["counts"]["answer_tokens"]
         self._shards = [
             _Shard(place, number, part) for place, part in parts.items() for number in range(len(part["shards"]))
         ]
+        self._ends = list(accumulate(len(shard.index) for shard in self._shards))
+
+    @property
+    def shards(self) -> list[str]:
+        """What identifies the shards, in order."""
+        return [shard.key for shard in self._shards]
+
+    def begin_with(self, known: Sequence[str]) -> None:
+        """Put these shards first, in this order, so that their chats keep their numbers; OptionError if one is gone."""
+        found = {shard.key: shard for shard in self._shards}
+        if missing := [key for key in known if key not in found]:
+            raise OptionError(
+                f"{len(missing)} of the {len(known)} shards that were learnt from before are not in the data",
+                hint="give all data again, the old and the new",
+            )
+        self._shards = [found.pop(key) for key in known] + list(found.values())
         self._ends = list(accumulate(len(shard.index) for shard in self._shards))
 
     def __len__(self) -> int:
@@ -109,6 +129,12 @@ class _Shard:
         if self.index["end"][-1] != tokens or not ((prompts >= 1) & (prompts < lengths)).all():
             raise CorruptFile(f"{str(path)!r} is corrupt: its lengths are impossible", hint=REMAKE)
 
+    @property
+    def key(self) -> str:
+        """Identifies the shard wherever it lies."""
+        beginning = self._tokens[:_IDENTIFYING].tobytes()
+        return hashlib.sha256(self.index.tobytes() + beginning).hexdigest()[:16]
+
     def chat(self, index: int, vocab_size: int) -> Chat:
         entry = self.index[index]
         start = int(self.index["end"][index - 1]) if index else 0
@@ -136,8 +162,11 @@ class ChatWriter:
         model: str = "",
         arguments: Mapping[str, Any] | None = None,
         sources: Sequence[str] = (),
+        private: bool = False,
     ) -> None:
+        """`private`: its files are for their owner alone."""
         self._directory = directory
+        self._private = private
         self._description: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -178,6 +207,11 @@ class ChatWriter:
         counts: dict[str, Any] = self._description["counts"]
         return counts
 
+    @property
+    def shards(self) -> int:
+        """How many shards are on disk."""
+        return len(self._description["shards"])
+
     def signatures(self) -> Iterator[npt.NDArray[np.uint64]]:
         """The signatures [4] of the chats on disk, in order."""
         for number, (chats, _) in enumerate(shard_sizes(self._description)):
@@ -209,9 +243,9 @@ class ChatWriter:
         lengths = np.array([len(tokens) for tokens in self._tokens], np.int64)
         index["end"] = np.cumsum(lengths)
         if len(index):
-            number = len(self._description["shards"])
-            write_file(self._directory / tokens_file(number), np.concatenate(self._tokens).tobytes())
-            write_file(self._directory / index_file(number), index.tobytes())
+            number = self.shards
+            self._write(tokens_file(number), np.concatenate(self._tokens).tobytes())
+            self._write(index_file(number), index.tobytes())
             self._description["shards"].append({"chats": len(index), "tokens": int(lengths.sum())})
         counts = self._counts
         counts["items"] += items
@@ -237,7 +271,10 @@ class ChatWriter:
             self.close()
 
     def _write_header(self) -> None:
-        write_file(self._directory / HEADER, (json.dumps(self._description, indent=1) + "\n").encode())
+        self._write(HEADER, (json.dumps(self._description, indent=1) + "\n").encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_file(self._directory / name, content, private=self._private)
 
     def _continue(self) -> None:
         """Continue the data set in the directory, if its arguments are the same."""

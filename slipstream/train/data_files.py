@@ -54,10 +54,18 @@ def shard_sizes(description: Mapping[str, Any]) -> list[tuple[int, int]]:
     return [(shard["chats"], shard["tokens"]) for shard in description["shards"]]
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically and sync it to disk."""
+def data_sets(directory: Path) -> list[Path]:
+    """The data set at this place, or those in it, oldest first: what a server captures is a folder of them."""
+    if (directory / HEADER).exists():
+        return [directory]
+    return sorted(path.parent for path in directory.glob(f"*/{index_file(0)}")) or [directory]
+
+
+def write_file(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file atomically and sync it to disk; `private`: for its owner alone."""
     partial = path.with_name(path.name + PARTIAL)
-    with partial.open("wb") as file:
+    mode = 0o600 if private else 0o666
+    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -43,10 +43,10 @@ class Texts:
     out.
 
     `multiple`: batch lengths are padded to a multiple of it; a GPU is slow with every new size. `training` and
-    `held_out`: their indices. Which are held out depends on the number of chats alone.
+    `held_out`: their indices. Which are held out depends on the number of chats alone, unless they are given.
     """
 
-    def __init__(self, data: ChatData, longest: int, multiple: int = 1) -> None:
+    def __init__(self, data: ChatData, longest: int, multiple: int = 1, held_out: Indices | None = None) -> None:
         self._data = data
         self._longest = longest
         self._multiple = multiple
@@ -64,8 +64,8 @@ class Texts:
                 hint="make more with slipstream synth, or raise --longest",
             )
         self.left_out = len(data) - len(order)
-        self.held_out: Indices = order[:count]
-        self.training: Indices = np.sort(order[count:])
+        self.held_out: Indices = order[:count] if held_out is None else held_out[usable[held_out]]
+        self.training: Indices = np.setdiff1d(order, self.held_out if held_out is None else held_out)
 
     @property
     def answer_lengths(self) -> Indices:

@@ -28,6 +28,7 @@ from slipstream.train.data import ChatData
 from slipstream.train.evaluate import Examiner, Score
 from slipstream.train.finish import finish, provenance, score_weights
 from slipstream.train.lessons import Texts
+from slipstream.train.pieces import bring_in, earlier_piece, reached, same, settings_in
 from slipstream.train.remembered import remembered
 from slipstream.train.state import Record, Tensors
 from slipstream.train.teacher import Teacher
@@ -42,7 +43,8 @@ _MULTIPLE = {"cpu": 1, "cuda": 64}  # lengths of batches, by kind of device
 class TrainJob:
     """What to train, on what data, and where to. `data`: one or more data sets. `init`: a checkpoint to start from, or
     a method, for the one found for it. `settings`: the method's, as strings or values. `restart`: discard the state of
-    an interrupted training in `out`.
+    an interrupted training in `out`. `piece`: leave a state in `out` that a later run continues. `resume`: be that run;
+    the data may have grown, and the length and the rate are its own.
     """
 
     method: str
@@ -55,6 +57,13 @@ class TrainJob:
     restart: bool = False
     device: str = "auto"
     dtype: str = "auto"
+    resume: bool = False
+    piece: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("restart", "init"):
+            if self.resume and getattr(self, name):
+                raise OptionError(f"give either --resume or --{name}, not both")
 
 
 def learned_methods() -> list[str]:
@@ -197,17 +206,22 @@ class Training:
         self._sink = sink
         self._teacher = Teacher(llm.model)
         self._config = job.config.on(llm.model.device)
+        self._former = earlier_piece(out, job.method, llm.model.fingerprint, job.settings) if job.resume else None
         self._start = self._starting_point(settings)
         given = settings_of(settings)
         self._settings = (
             given if self._start is None else {**self._start.settings, **{n: given[n] for n in job.settings}}
         )
+        if self._former is not None:
+            self._settings = settings_in(self._former.arguments)
+            data.begin_with(self._former.record.shards)
         counts = data.description["counts"]
         self._arguments: dict[str, Any] = {
             "method": job.method,
             "target": llm.model.fingerprint,
             "data": f"{counts['kept']} chats, {counts['tokens']} tokens, {data.description['created']}",
-            "init": job.init,
+            "init": job.init if self._former is None else self._former.arguments["init"],
+            **({"piece": True} if job.piece else {}),
             **{f"set {name}": value for name, value in self._settings.items()},
             **asdict(self._config),
         }
@@ -216,24 +230,37 @@ class Training:
         """Train, or return what was trained already."""
         if self._job.restart:
             state.clear(self._out)
-        former = state.load(self._out, self._arguments)
+        former = self._former or state.load(self._out, self._arguments)
         if former is None and not self._job.restart and (self._out / head_checkpoint.DESCRIPTION).exists():
             return self._already_there()
-        texts = Texts(self._data, self._config.longest, _MULTIPLE[self._llm.model.device.partition(":")[0]])
+        kept = {} if self._former is None else self._former.fixed
+        held_out = kept["held_out"].numpy() if kept else None
+        texts = Texts(self._data, self._config.longest, _MULTIPLE[self._llm.model.device.partition(":")[0]], held_out)
         head = self._head(texts)
+        fixed = kept or {"vocab": head.frame.vocab.cpu(), "held_out": torch.from_numpy(texts.held_out)}
         drafter = self._drafter(head)
         during, after = self._examiners(texts, self._llm)
         score = self._scoring(drafter, texts, during)
         memory = remembered(head, texts)
-        trainer = Trainer(head, self._teacher, texts, self._config, score, self._out, self._sink, memory)
+        trainer = Trainer(
+            head, self._teacher, texts, self._config, score, self._out, self._sink, memory, piece=self._job.piece
+        )
+
+        def save() -> None:
+            state.save(self._out, replace(trainer.state, fixed=fixed), self._arguments)
+
         self._introduce(head, texts)
         if former is not None:
             trainer.restore(former)
             self._sink.tell(f"continuing at step {trainer.record.step:,}")
-        begun = self._start is not None
-        trainer.run(lambda: state.save(self._out, trainer.state, self._arguments), begun=begun)
+            if self._former is not None and (trainer.progress() >= 1.0 or not same(former.arguments, self._arguments)):
+                trainer.begin_piece()
+        bring_in(trainer.record, self._data.shards)
+        trainer.run(save, begun=self._start is not None)
+        save()
+        if self._job.piece:
+            return replace(drafter, weights=trainer.best, figures=reached(trainer.record))
         self._sink.tell(f"the best weights are those of step {trainer.record.best_step:,}; evaluating them")
-        state.save(self._out, trainer.state, self._arguments)
         facts = trainer.facts()
         drafter = replace(drafter, weights=trainer.best, provenance=self._provenance(trainer.record), figures=facts)
         return self._concluded(drafter, trainer.record, texts, after)
@@ -279,7 +306,9 @@ class Training:
     def _head(self, texts: Texts) -> Head:
         llm = self._llm
         size, start = int(self._settings["vocabulary"]), self._start
-        if start is None or size != start.settings["vocabulary"]:
+        if self._former is not None:
+            vocab = self._former.fixed["vocab"]
+        elif start is None or size != start.settings["vocabulary"]:
             known = [] if start is None else start.vocab.tolist()
             vocab = texts.vocabulary(size, [*llm.end_ids, *known])
         else:

@@ -41,6 +41,9 @@ class Record:
     best_step: int = -1  # -1: nothing has been evaluated
     losses: list[dict[str, Any]] = field(default_factory=list)  # step, loss, accuracy by depth
     marks: list[dict[str, Any]] = field(default_factory=list)  # step, seconds, and the `Score` of an evaluation
+    begun_step: int = 0  # steps done, and seconds, when the present piece began
+    begun_seconds: float = 0.0
+    shards: list[str] = field(default_factory=list)  # of the data, in order
 
 
 Tensors = dict[str, torch.Tensor]
@@ -54,6 +57,8 @@ class State:
     weights: Tensors
     best: Tensors
     memory: Tensors  # the optimiser's
+    fixed: Tensors = field(default_factory=dict)  # what later pieces must not choose again
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the run that saved it, if it was read
 
 
 def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
@@ -61,7 +66,7 @@ def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
     partial = folder / f"{_PARTIAL}-{os.getpid()}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    groups = {"weights": state.weights, "best": state.best, "memory": state.memory}
+    groups = {"weights": state.weights, "best": state.best, "memory": state.memory, "fixed": state.fixed}
     tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
     write_tensors(partial / TENSORS, {name: tensor.detach().clone() for name, tensor in tensors.items()})
     numbers = {"version": _VERSION, "arguments": dict(arguments), "record": asdict(state.record)}
@@ -81,8 +86,8 @@ def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:
         shutil.rmtree(former, ignore_errors=True)
 
 
-def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:
-    """The state to continue from, or None. One of a training with other arguments is refused."""
+def load(folder: Path, arguments: Mapping[str, Any] | None) -> State | None:
+    """The state to continue from, or None. One of a training with other arguments is refused, if any are given."""
     states = _states(folder)
     if not states:
         return None
@@ -92,12 +97,13 @@ def load(folder: Path, arguments: Mapping[str, Any]) -> State | None:
         tensors = load_file(place / TENSORS)
         if numbers["version"] != _VERSION:
             raise ValueError(f"version {numbers['version']} of the format, but this program reads {_VERSION}")
-        require_same(place, numbers["arguments"], arguments)
-        groups: dict[str, Tensors] = {"weights": {}, "best": {}, "memory": {}}
+        if arguments is not None:
+            require_same(place, numbers["arguments"], arguments)
+        groups: dict[str, Tensors] = {"weights": {}, "best": {}, "memory": {}, "fixed": {}}
         for name, tensor in tensors.items():
             group, _, rest = name.partition("/")
             groups[group][rest] = tensor
-        return State(Record(**numbers["record"]), **groups)
+        return State(Record(**numbers["record"]), **groups, arguments=numbers["arguments"])
     except OptionError:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

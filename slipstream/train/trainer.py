@@ -57,7 +57,10 @@ class Trainer:
         folder: Path,
         sink: ProgressSink,
         remembered: Remembered | None = None,
+        *,
+        piece: bool = False,
     ) -> None:
+        """`piece`: another run goes on from the end of this one, so the learning rate stays up."""
         self.head = head
         self.record = Record()
         self.best: Tensors = {}
@@ -69,6 +72,7 @@ class Trainer:
         self._folder = folder
         self._sink = sink
         self._remembered = remembered
+        self._piece = piece
         self._optimiser = Optimiser(head, config.rate, fused=self.device.startswith("cuda"))
         self._batches: tuple[int, list[Any]] = (-1, [])
         self._reading: _Reading | None = None
@@ -90,6 +94,10 @@ class Trainer:
         self.head.load_state_dict(state.weights)
         self._optimiser.restore(state.memory)
         self._came_with = state.record.seconds
+
+    def begin_piece(self) -> None:
+        """Count steps, minutes and patience from here."""
+        self.record.begun_step, self.record.begun_seconds = self.record.step, self.record.seconds
 
     def facts(self) -> dict[str, Any]:
         """The head's facts (`Head.facts`) with its best weights, from held-out texts."""
@@ -135,17 +143,21 @@ class Trainer:
         """Whether the last step is done, the time is up, or the score stopped improving."""
         record, patience = self.record, self._config.patience
         record.seconds = self._came_with + time.perf_counter() - self._began
-        since = sum(score["step"] > record.best_step for score in record.marks)
-        return self._progress() >= 1.0 or 0 < patience <= since
+        since = sum(score["step"] > max(record.best_step, record.begun_step) for score in record.marks)
+        return self.progress() >= 1.0 or 0 < patience <= since
 
-    def _progress(self) -> float:
-        """The share of the training that is done, 0 to 1: of its steps, or of its time."""
+    def progress(self) -> float:
+        """The share of the training, or of its present piece, that is done, 0 to 1: of its steps, or of its time."""
         record, config = self.record, self._config
-        return record.step / config.steps if config.steps else record.seconds / self._time()
+        if config.steps:
+            return (record.step - record.begun_step) / config.steps
+        return (record.seconds - record.begun_seconds) / self._time()
 
     def _time(self) -> float:
         """Seconds for training: the minutes without the final evaluations."""
         whole = 60 * self._config.minutes
+        if self._piece:
+            return whole
         return whole - min(_LAST_EVALUATIONS * self._one_evaluation(), _LAST_SHARE * whole)
 
     def _one_evaluation(self) -> float:
@@ -167,7 +179,7 @@ class Trainer:
         page = self._next_page()
         torch.manual_seed((config.seed << 32) + record.step)  # a head's random draws are reproducible
         try:
-            numbers = self._learn(page, rate(config, record.step, self._progress()))
+            numbers = self._learn(page, rate(config, record.step, 0.0 if self._piece else self.progress()))
         except torch.OutOfMemoryError:
             what = f"a batch of {page.tokens.numel()} tokens does not fit into the memory of {self.device}"
             raise NotEnoughMemory(what, hint=f"--tokens {max(1, config.tokens // 2)}") from None
@@ -179,7 +191,7 @@ class Trainer:
     def _learn(self, page: Page, pace: float) -> torch.Tensor:
         """One step on a batch; its loss and the accuracies by depth, [1 + depths]."""
         head, lesson = self.head, self._lesson(page)
-        last = self._progress() >= _ROUNDED_FROM
+        last = not self._piece and self.progress() >= _ROUNDED_FROM
         with as_stored(head.stored_matrices()) if last else nullcontext():
             with self._types():
                 losses = head.losses(lesson)
@@ -265,7 +277,8 @@ class Trainer:
     def _show(self, step: int, numbers: list[float]) -> None:
         record, config, seconds = self.record, self._config, time.perf_counter() - self._started
         each = seconds / max(1, record.step - self._first)
-        left = each * (config.steps - record.step) if config.steps else self._time() - record.seconds
+        done = self.progress()
+        left = each * config.steps * (1 - done) if config.steps else self._time() * (1 - done)
         parts = (
             f"step {step:,}" + (f" of {config.steps:,}" if config.steps else ""),
             f"loss {numbers[0]:.3f}",

@@ -85,7 +85,7 @@ def test_a_causal_segment_sees_what_its_mask_says() -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 8])
-def test_a_batch_is_split_alike_whether_it_is_filled_up_or_not(kv_heads: int) -> None:
+def test_a_batch_is_split_the_same_way_with_and_without_padding(kv_heads: int) -> None:
     for count in range(1, 1500):
         assert count <= bucket(count) <= 1.5 * count + 1
         assert splits(count, kv_heads) == splits(bucket(count), kv_heads)

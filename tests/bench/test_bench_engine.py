@@ -6,14 +6,17 @@ import copy
 import json
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream import LLM
+from slipstream.bench import condition_table
 from slipstream.bench.compare import compare_results
-from slipstream.bench.figures import ConditionTable, Grouping
+from slipstream.bench.condition_table import ConditionTable, Grouping
+from slipstream.bench.figures import figures
 from slipstream.bench.intervals import Interval
 from slipstream.bench.measure import Answer, Run, check_settings
 from slipstream.bench.prompts import BenchPrompt
@@ -40,10 +43,11 @@ def run_of(llm: LLM, prompts: list[BenchPrompt] = PROMPTS, asked: list[Condition
     return Run(llm, prompts, check_settings(["suffix", "ngram"]), asked or conditions(), tokens=24)
 
 
-def measured(run: Run, seconds: float = 60.0, *, rounds: int = 1) -> dict[str, Any]:
+def measured(run: Run, seconds: float = 60.0, *, rounds: int = 1, plain_every: int = 1) -> dict[str, Any]:
     """Results after so many rounds over all prompts."""
     order = [run.fitting[place] for place in stratified([run.prompts[index] for index in run.fitting])]
     schedule = Schedule(order, run.conditions, run.settings, time.monotonic() + seconds, repeats=rounds > 1)
+    schedule.plain_every[0] = plain_every
 
     def after(turn: Any) -> None:
         for number, condition in enumerate(run.conditions):
@@ -64,6 +68,29 @@ def test_every_prompt_is_answered_with_every_setting_and_the_first_takes_turns(l
     for answer in run.answers:
         texts[answer.prompt].add(answer.token_ids)
     assert all(len(same) == 1 for same in texts.values())
+
+
+def test_figures_are_whole_where_plain_decoding_was_asked_less(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later turns of conversations too, which see the answers of the first setting."""
+    monkeypatch.setattr(condition_table, "loop_start", lambda ids: None)  # a tiny random model loops everywhere
+    prompts = [replace(p, name=f"{p.name}/{n}", turns=("Go on.",) * (n % 2)) for n in range(4) for p in PROMPTS]
+    run = run_of(llm, prompts)
+    found = measured(run, plain_every=2)
+    asked = Counter(row["setting"] for row in found["answers"])
+    plain = asked["none"]
+    assert asked["suffix"] == asked["ngram"] == 54 and 18 < plain < 36
+    figures = found["conditions"][0]["figures"]
+    assert figures["none"]["all"]["speedup"] == [1.0, 1.0, 1.0] and figures["none"]["all"]["prompts"] == 18
+    for name in ("suffix", "ngram"):
+        each = figures[name]["all"]
+        assert (each["prompts"], each["identical"]["answers"], each["identical"]["of"]) == (36, plain, plain)
+        value, low, high = each["speedup"]
+        assert low <= value <= high
+        assert value == pytest.approx(each["tok_s"][0] / figures["none"]["all"]["tok_s"][0], rel=1e-3)
+        wide = each["speedup_beyond"]
+        assert wide[0] == value and wide[1] <= low and high <= wide[2]
+    assert set(found["verdicts"]) == {"all", "fox", "code", "dog"}
+    assert compare_results(found, found)["settings"][0]["change"][0] == 1.0
 
 
 def test_every_beginning_has_all_categories_alike() -> None:
@@ -213,7 +240,9 @@ def synthetic(speedups: dict[str, float], slower: float = 1.0) -> dict[str, Any]
             ms = 12.0 * length / speed * factor * float(np.exp(0.04 * rng.standard_normal()))
             rows.append({"condition": 0, "setting": setting, "prompt": f"p{number}", "category": f"c{number % 11}",
                          "turn": 0, "tokens": length, "e2e_ms": ms})  # fmt: skip
-    return {"settings": ["none", *speedups], "answers": rows, "model": {"name": "m"}, "workload": {"prompts": 44}}
+    figures = {name: {"all": {"speedup": [speed / slower, None, None]}} for name, speed in speedups.items()}
+    found = {"settings": ["none", *speedups], "answers": rows, "conditions": [{"figures": figures}]}
+    return {**found, "model": {"name": "m"}, "workload": {"prompts": 44}}
 
 
 def test_a_planted_slowdown_is_found_and_nothing_else() -> None:
@@ -230,6 +259,11 @@ def test_a_planted_slowdown_is_found_and_nothing_else() -> None:
     assert compared["plain"]["change"][0] == pytest.approx(1 / 1.5, rel=0.02)
     with pytest.raises(OptionError, match="no setting in common"):
         compare_results(first, synthetic({"eagle3": 1.0}))
+    # The second run asked plain decoding a fifth of the prompts.
+    second["answers"] = [r for r in second["answers"] if r["setting"] != "none" or int(r["prompt"][1:]) % 5 == 0]
+    suffix, ngram = compare_results(first, second)["settings"]
+    assert Interval(*suffix["change"]).below_one and suffix["change"][0] == pytest.approx(1 / 1.1, rel=0.04)
+    assert "no difference" in ngram["verdict"]
 
 
 def test_two_runs_of_the_same_do_not_differ(llm: LLM) -> None:
@@ -269,7 +303,7 @@ def test_looping_answers_are_kept_apart() -> None:
     answers = [answer(s, p, ids) for s in ("none", "suffix") for p, ids in ((0, loop), (1, fine))]
     table = ConditionTable(answers, Condition(), Grouping(["a", "b"], {"a": 1, "b": 1}))
     assert table.looping == {(0, 0)} and table.categories == ["b"]
-    kept, apart = table.figures("suffix", "all"), table.figures("suffix", "looping")
+    kept, apart = figures(table, "suffix", "all"), figures(table, "suffix", "looping")
     assert kept is not None and apart is not None and (kept["prompts"], apart["prompts"]) == (1, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from benchmarks.bodies.bodies import BodyCheckpoint
 from benchmarks.bodies.shapes import BodyShape
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import companions
+from benchmarks.gpu import companions, costs
 from benchmarks.gpu.__main__ import skipping
 from benchmarks.gpu.answers import Answers
 from benchmarks.gpu.floor import Floor, weights_of_a_row
@@ -24,6 +25,7 @@ from benchmarks.gpu.near_ties import NearTies, add_partings, add_rows
 from benchmarks.gpu.steps import Step, Throughput
 from benchmarks.gpu.table import COLUMNS, table
 from slipstream import LLM, SamplingParams
+from slipstream.bench.cost_table import costs_of
 from slipstream.drafters import tuned
 from slipstream.errors import ModelNotFound
 from slipstream.models.decoder import Decoder
@@ -172,6 +174,29 @@ def test_the_table_has_a_line_for_all_that_was_measured() -> None:
 
 def test_the_table_can_do_without_plain_decoding() -> None:
     assert table({"peers": [asdict(Peer("transformers, plain", 25.0))]}).endswith("| 25.0 |" + "  |" * 10)
+
+
+def test_measured_rounds_make_a_table_of_costs() -> None:
+    drafters = {"eagle3": "eagle3:checkpoint=/tmp/x", "mtp": "mtp:checkpoint=/tmp/y"}
+    wanted = list(costs.shapes(drafters, ["suffix+eagle3:checkpoint=/tmp/x"]))
+    assert len(set(wanted)) == len(wanted) and wanted[0] == ("none", 256, 1)
+    assert {spec for spec, _, _ in wanted[4:7]} == {"suffix+eagle3:checkpoint=/tmp/x", *drafters.values()}
+
+    def ms(rows: int, batch: int, context: int) -> float:
+        return 4.0 + 0.01 * rows + 2e-5 * batch * context
+
+    rows = []
+    for spec, context, batch in wanted:
+        nodes = 0 if spec == "none" else int(re.findall(r"nodes=(\d+)", f"nodes=63 {spec}")[-1])
+        verify, draft = ms(batch * (1 + nodes), batch, context), 0.0 if spec == "none" else 1.0 + nodes / 100
+        rows.append(asdict(Step(spec, batch, context, nodes, draft, verify, 0.0, 0.0)))
+    paced = [asdict(Throughput("none", batch, 0.0, 1.0, ms(batch, batch, 256) + 0.2, 0.0)) for batch in costs.PACED]
+    made = costs_of(costs.table_of({"costs": rows, "paced": paced}, "a GPU", ["--parts", "costs"]).as_dict())
+    assert made.command == "python -m benchmarks.gpu --parts costs" and made.machine == "a GPU"
+    for shape in ((16, 1, 256), (64, 64, 256), (256, 16, 256), (32, 1, 4000)):
+        assert made.a_pass(*shape) == pytest.approx(ms(*shape), rel=0.02)
+    assert made.a_draft("suffix+eagle3", 15, 1) == pytest.approx(1.15) and made.a_draft("mtp", 63, 1) == 1.63
+    assert made.other(1) == pytest.approx(0.2, abs=0.01)
 
 
 def test_a_body_is_spared_the_layers_that_the_small_model_can_spare(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_a_report_is_whole_and_fetches_nothing(results: dict[str, Any]) -> None:
     titles = checked(page).titles
     assert titles[:3] == ["Verdicts", "Speed-up by category", "Where the time goes"]
     assert {"Under other conditions", "Tree size", "Latency percentiles", "Who wrote it"} <= set(titles)
+    assert "for others of these kinds: suffix " in page
     assert "<b>brown</b>" not in page and "&lt;b&gt;brown" in page
     assert "prefers-color-scheme: dark" in page and "@media print" in page
     assert len(page) < 400_000
@@ -140,11 +141,27 @@ def test_ticks_are_round_and_within_the_range() -> None:
         assert 3 <= len(ticks) <= 8 and ticks[0] == 0 and ticks[-1] <= high
 
 
+def test_an_interval_beyond_the_chart_has_an_arrow_and_says_where_it_ends() -> None:
+    """With few prompts a bound may be far away: no cap is drawn where the chart ends."""
+    one, other = (charts.speedups([("all", [(2.0, 1.0, high)])], [Series("auto", "s1")]) for high in (2.5, 8.0))
+    assert one.count("whisker") == 3 and "to 2.5x" not in one.replace("(1.00 to 2.50)", "")
+    assert other.count("whisker") == 4 and ">to 8.0x<" in other
+
+
 def test_text_is_escaped() -> None:
     svg = Svg(10, 10, 'a "label" & more')
     svg.text(0, 0, "<script>")
     svg.rect(0, 0, 1, 1, "x", title="<&>")
     ElementTree.fromstring(svg.render())
+
+
+def test_what_a_setting_took_by_itself_is_a_ring_between_the_sizes() -> None:
+    points = {"auto": [Point("4", [1.0, None, None]), Point("16", [0.8, None, None])]}
+    drawn = charts.sweep(points, [Series("auto", "s1")], "nodes", "tokens per ms", own={"auto": (8.0, 1.5)})
+    ring = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="7"[^>]*><title>auto by itself: 8.0', drawn)
+    dots = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="4"', drawn)
+    assert ring is not None and float(dots[0][0]) < float(ring[1]) < float(dots[1][0])
+    assert 0 < float(ring[2]) < float(dots[0][1]), "higher than both, and within the chart"
 
 
 def test_a_sweep_of_one_value_is_no_chart() -> None:

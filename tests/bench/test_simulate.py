@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.bench.cost_table import CostTable, costs_of, load_costs, shipped
-from slipstream.bench.simulate import Scenario, best, outlook
+from slipstream.bench.machine_costs import paced
+from slipstream.bench.measure import Answer
+from slipstream.bench.replay import Decoded, Recorded, play
+from slipstream.bench.simulate import SIZES, Scenario, best, outlook
 from slipstream.bench.traces import Step, TracedAnswer, Traces, load, save, steps_of
 from slipstream.errors import SlipstreamError
+from slipstream.types import Stats
 from tests.invoking import invoke
 
 #     0 -- 1 -- 3 -- 5        accepted: 1 3
@@ -107,6 +112,64 @@ def test_where_rows_are_dear_small_trees_win_and_then_none() -> None:
     assert winner(2.0, draft=50.0).setting == "none"
 
 
+def test_places_are_filled_as_answers_end() -> None:
+    """Two places, three answers; a pass takes 10 ms and 1 more per row. The third prompt is read while the second
+    answer decodes: passes take 12, 12, 12, 21, 12, 12 and 11 ms.
+    """
+    step = Decoded(50, 0, 1)
+    answers = [Recorded(1, [step] * 2), Recorded(1, [step] * 6), Recorded(10, [step] * 2)]
+    played = play(answers, 2, linear(1.0), "none", 0.0)
+    assert played.tokens == 3 + 7 + 3
+    assert played.e2e_ms == pytest.approx(36 + 92 + (81 - 36))
+    assert (played.full_tokens, played.full_ms) == (6, pytest.approx(36.0))
+    assert (played.steps, played.step_ms, played.rows) == (4, pytest.approx(48.0), 8)
+    drafting = Recorded(1, [Decoded(50, 1, 1), step])  # a draft for 2 ms and a row more, and a step without
+    alone = play([drafting], 1, linear(1.0, draft=2.0), "tree", 1.0)
+    assert alone.e2e_ms == pytest.approx(11.0 + 14.0 + 11.0)
+
+
+def test_the_policy_is_played_with_the_trees_that_pay() -> None:
+    recorded = traces(TREE, PLAIN_STEP, count=200)
+    as_policy = Traces({}, [replace(a, setting=a.setting.replace("tree", "auto")) for a in recorded.answers])
+    for per_row, draft in ((0.01, 0.1), (2.0, 0.1), (2.0, 50.0)):
+        table = linear(per_row, draft=draft)
+        table.draft_ms["auto"] = table.draft_ms["tree"]
+        expected = best(outlook(recorded, table, Scenario(4), sizes=SIZES)).tokens_per_second
+        *_, found = outlook(as_policy, table, Scenario(4))
+        assert (found.setting, found.tokens_per_second) == ("auto", pytest.approx(expected))
+
+
+def test_the_policy_has_the_costs_of_the_drafters_that_it_took() -> None:
+    """A table of another machine knows drafters, and not what a policy took."""
+    table = linear(0.01, draft=2.0)
+    table.draft_ms = {"a": [(5, 1, 2.0)], "a+b": [(5, 1, 4.0)], "a+b+c": [(5, 1, 9.0)]}
+    assert [table.drafting("auto", names) for names in ((), ["a"], ["a", "b"], ["b"])] == ["auto", "a", "a+b", "a+b"]
+    recorded = traces(TREE, count=200)
+    used = [replace(a, setting=a.setting.replace("tree", "auto"), drafters=("b",)) for a in recorded.answers]
+    auto = outlook(Traces({}, used), table, Scenario())[1]
+    assert auto.setting == "auto" and auto.step_ms == pytest.approx(10.0 + 0.06 + 4.0, rel=0.01)
+    with pytest.raises(SlipstreamError, match="does not have auto"):  # traces that do not say what it took
+        outlook(Traces({}, [replace(each, drafters=()) for each in used]), table, Scenario())
+    with pytest.raises(SlipstreamError, match="does not have d"):
+        outlook(Traces({}, [replace(each, drafters=("d",)) for each in used]), table, Scenario())
+
+
+def test_a_step_without_a_draft_pays_for_none() -> None:
+    table = linear(draft=4.0)
+    some, all_of_them = (
+        outlook(traces(*steps, count=500), table, Scenario())[1] for steps in ((TREE, PLAIN_STEP), (TREE,))
+    )
+    assert all_of_them.step_ms == pytest.approx(14.0) and some.step_ms == pytest.approx(12.0, rel=0.01)
+
+
+def test_a_group_is_what_a_bench_asks_together() -> None:
+    """With its last answers places stay empty: each answer is done sooner, and the rate while all are full is more."""
+    recorded, table = traces(TREE, count=50), linear(0.5)
+    steady, grouped = (outlook(recorded, table, Scenario(8, group=group))[1] for group in (None, 16))
+    assert steady.tokens_per_second == pytest.approx(grouped.tokens_per_second, rel=0.1)
+    assert steady.step_ms == pytest.approx(grouped.step_ms, rel=0.05)
+
+
 def test_a_larger_batch_pays_for_its_rows() -> None:
     recorded, table = traces(TREE, count=200), linear(0.5)
     alone, eight = (outlook(recorded, table, Scenario(batch))[1] for batch in (1, 8))
@@ -173,4 +236,31 @@ def test_the_verbs_work_together(tiny: str, tmp_path: Path) -> None:
     assert [each["batch"] for each in found["scenarios"]] == [1, 8]
     elsewhere = invoke("simulate", str(trace), "--costs", "h200-8b")
     assert elsewhere.exit_code == 2 and "does not have suffix" in elsewhere.stderr
+    itself = invoke("simulate", str(trace), "--costs", str(trace), "--json")
+    assert (
+        json.loads(itself.output)["scenarios"]
+        == json.loads(invoke("simulate", str(trace), "--json").output)["scenarios"]
+    )
     assert invoke("simulate", str(tmp_path / "nowhere")).exit_code == 2
+
+
+def test_passes_take_what_they_take_in_real_steps() -> None:
+    """Alone they are measured too short: by 1.1 for a row, by 1.5 for a tree of 16 rows, by 0.9 for prompts."""
+    table, true = linear(0.5), {1: 1.1, 16: 1.5, 256: 0.9}
+
+    def answer(setting: str, nodes: int, draft: float) -> Answer:
+        step = true[1 + nodes] * table.a_pass(1 + nodes, 1, 266)
+        stats = Stats(steps=21, emitted=21, drafted=21 * nodes, drafting_steps=21 if nodes else 0)
+        stats.decode_ms, stats.draft_ms = 20 * (step + draft), 20 * draft
+        stats.prefill_ms = true[256] * table.a_pass(256, 1, 128)
+        return Answer(0, setting, 0, 0, 0, 0, 256, (1,) * 21, 1.0, 1.0, (), 1.0, stats)
+
+    answers = [answer("none", 0, 0.0), answer("tree", 15, 2.0)] * 3
+    points = [(rows, 1, 100, 10.0) for rows in (1, 4, 16, 256, 512)]
+    found = paced(replace(table, pass_ms=points), answers)
+    assert [rows for rows, *_ in found] == [1, 4, 16, 256, 512]
+    ratios = [ms / 10.0 for *_, ms in paced(table, answers)[:1]]
+    assert ratios[0] == pytest.approx(1.1 * table.pass_ms[0][3] / 10.0, rel=0.01)
+    again = replace(table, pass_ms=paced(table, answers))
+    assert again.a_pass(1, 1, 266) == pytest.approx(1.1 * table.a_pass(1, 1, 266), rel=0.02)
+    assert again.a_pass(8, 1, 266) == pytest.approx(1.4 * table.a_pass(8, 1, 266), rel=0.02)

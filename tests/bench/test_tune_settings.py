@@ -89,6 +89,35 @@ def test_a_profile_is_read_and_used(tiny: str, tmp_path: Path) -> None:
     assert done.exit_code == 0 and json.loads(done.stdout)["speculate"] == "suffix:nodes=8", done.output
 
 
+def test_a_profile_has_the_priors_and_costs_of_the_policy(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are those that the policy starts from; on another machine, or with other weights, its costs are not used."""
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
+    with LLM(tiny, speculate="auto") as taught:
+        taught.generate("The quick brown fox. The quick", SamplingParams(temperature=0, max_tokens=60))
+        setup, learnt = taught.learnt()
+        facts = {"model": taught.model.name, "fingerprint": taught.model.fingerprint}
+    assert learnt["passes"] and learnt["record"] and learnt["worth"]
+    found = finding("suffix", Interval(1.5, 1.4, 1.6), Interval(1.1, 1.0, 1.2))
+    found.setup, found.policy = setup, learnt
+    save_profile(found, facts, tmp_path / "p.toml")
+    assert read_profile(tmp_path / "p.toml").policy == learnt
+    with LLM(tiny, profile=tmp_path / "p.toml") as llm:
+        assert llm.learnt() == (setup, learnt)
+    assert "are not used" not in caplog.text
+    found.setup = "another machine"
+    save_profile(found, facts, tmp_path / "p.toml")
+    with LLM(tiny, profile=tmp_path / "p.toml") as llm:
+        _, started = llm.learnt()
+    assert (started["worth"], started["record"]) == (learnt["worth"], learnt["record"]) and not started["passes"]
+    assert "the costs in the profile are those of another machine, and are not used" in caplog.text
+    found.policy = {"worth": {"suffix": 3}, "record": {}}
+    save_profile(found, facts, tmp_path / "p.toml")
+    with pytest.raises(SlipstreamError, match="no valid priors"):
+        LLM(tiny, profile=tmp_path / "p.toml")
+
+
 def test_a_profile_of_another_model_is_refused(tiny: str, tmp_path: Path) -> None:
     path = saved(tmp_path / "p.toml")
     with pytest.raises(OptionError, match="the profile was made for m"):

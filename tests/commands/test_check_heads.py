@@ -11,6 +11,7 @@ import pytest
 from slipstream.cache import PAGE_SIZE
 from slipstream.commands.check import examine
 from slipstream.commands.shared.options import ModelSetup
+from slipstream.models.memory import KV_SHARE
 from slipstream.sequence import TARGET
 from tests.heads import random_head
 from tests.invoking import invoke
@@ -67,3 +68,18 @@ def test_a_drafter_that_is_found_by_the_target_is_counted(tmp_path: Path, monkey
     assert done.exit_code == 0 and "whether it fits these weights" in done.stdout
     other = invoke("check", "-m", str(tiny_directory(0, vocab_size=50)), "--speculate", "eagle3")
     assert other.exit_code == 2 and "no eagle3 drafter" in other.stdout
+
+
+def test_the_head_that_auto_finds_is_counted_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
+    assert not examine(ModelSetup(model=MODEL)).heads
+    shutil.copytree(random_head("eagle3"), tmp_path / "drafters" / "eagle3-0123456789abcdef")
+    findings = examine(ModelSetup(model=MODEL))
+    assert [head.method for head in findings.heads] == ["eagle3"]
+    assert findings.memory.draft_weights > 0 and findings.memory.draft_kv > 0
+    assert not examine(ModelSetup(model=MODEL, speculate="auto:drafters=suffix")).heads
+    plain = examine(ModelSetup(model=MODEL, speculate="none")).memory
+    least = plain.weights + int(plain.kv / KV_SHARE) + 1
+    monkeypatch.setattr("slipstream.commands.check.available_bytes", lambda device: least)
+    tight = examine(ModelSetup(model=MODEL))
+    assert not tight.heads and tight.memory.fits, "it is left out, as loading does"

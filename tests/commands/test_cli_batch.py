@@ -122,7 +122,7 @@ def test_bad_lines_are_reported_by_number_and_end_nothing(tiny: str, tmp_path: P
     assert done.stderr.splitlines()[-1].startswith("2 answered in ") and f"{len(BAD)} could not" in done.stderr
 
 
-def test_the_same_command_goes_on(tiny: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_resumes(tiny: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = tmp_path / "a.jsonl"
     assert batch(tiny, questions, answers).exit_code == 0
     whole = answers.read_text()

@@ -85,6 +85,13 @@ def test_stats_and_reset(tiny: str) -> None:
     assert "(2 turns cleared)" in done.stderr and "(nothing to clear)" in done.stderr
 
 
+def test_what_was_drafted_is_explained_after_each_answer(tiny: str) -> None:
+    explained = talk(tiny, "Hello", "Hello again", options=("--explain", "--speculate", "auto")).stderr
+    assert explained.count("the step measured what plain decoding costs") >= 1
+    assert len(re.findall(r"steps drafted|Nothing promised to pay", explained)) == 2
+    assert "step" not in talk(tiny, "Hello").stderr.replace("tokens per step", "")
+
+
 def test_undo_takes_the_last_turn_back(tiny: str, tmp_path: Path) -> None:
     with_detour = saved_by(tiny, tmp_path / "a", "Hi", "a mistake", "/undo", "Hello")
     assert with_detour == saved_by(tiny, tmp_path / "b", "Hi", "Hello")
@@ -102,7 +109,7 @@ def test_retry_answers_again(tiny: str, tmp_path: Path) -> None:
     assert "error: there is no question to repeat" in talk(tiny, "/retry").stderr
 
 
-def test_a_retry_that_says_nothing_keeps_the_old_answer(
+def test_a_retry_without_an_answer_keeps_the_old_one(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, calls = LLM.stream, []

@@ -212,7 +212,7 @@ def test_progress_comes_to_the_size_of_the_file(model: str, tmp_path: Path) -> N
 # -- use --------------------------------------------------------------------------------------------------------------
 
 
-def test_run_drafts_from_a_corpus_and_says_the_same(model: str, tmp_path: Path) -> None:
+def test_run_drafts_from_a_corpus_and_gives_the_same_text(model: str, tmp_path: Path) -> None:
     llm = tiny_llm(characters=True, speculate=None)
     how = SamplingParams(temperature=0.0, max_tokens=60)
     answer = llm.generate("Hello there|", how)[0].text

@@ -1,7 +1,4 @@
-"""Ordinary requests in rounds on a GPU: every kind of sampling, requests that come and go, and what a warm-up records.
-
-These tests have not run on a GPU yet; in emulation (see `on_gpu.py`) they pass.
-"""
+"""Ordinary requests in rounds on a GPU: every kind of sampling, requests that come and go, what a warm-up records."""
 
 from __future__ import annotations
 

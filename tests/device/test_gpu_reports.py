@@ -1,7 +1,4 @@
-"""What rounds on a GPU report: counts by depth, traced trees, times of CUDA events.
-
-These tests have not run on a GPU yet; in emulation (see `on_gpu.py`) they pass.
-"""
+"""What rounds on a GPU report: counts by depth, traced trees, times of CUDA events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rounds on a GPU: they choose what the host's steps choose, and in exact mode every text is that of plain decoding.
-
-These tests have not run on a GPU yet; in emulation (see `on_gpu.py`) they pass.
-"""
+"""Rounds on a GPU: they choose what the host's steps choose, and in exact mode every text is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -60,6 +57,15 @@ def test_in_exact_mode_every_text_is_that_of_plain_decoding(
     if name in TREES and dtype == "float32":
         assert list(map(story, by_device)) == list(map(story, by_host))
     same_texts(alone[:1], [llm.generate(asked()[:1], how[0])[0]])
+
+
+def test_in_exact_mode_a_prompt_of_any_length_is_read_alone_as_in_a_batch(made: Made) -> None:
+    """Lone prompts are padded: with some lengths to as many tiles as rows, which says nothing of the rows of a tile."""
+    prompts = [[(7 * i + length) % 97 for i in range(length)] for length in range(1, 70)]
+    how = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    llm = made.host(exact=True)
+    alone = [llm.generate([prompt], how)[0] for prompt in prompts]
+    same_texts(alone, made.host(exact=True).generate(prompts, how))
 
 
 def test_ends_choices_and_batches_that_are_filled_up(made: Made) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import SamplingParams
 from slipstream.drafters.device.device_draft import DeviceDraft
-from slipstream.engine.rounds import RoundBuffers
+from slipstream.engine.round_buffers import RoundBuffers
 from slipstream.policy.sizes import TREE_ROUNDS, WAITING_ROUNDS
 from tests.corpora import write_corpus
 from tests.engine.test_repeat_rounds import LOOP, rounds_of

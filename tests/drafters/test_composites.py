@@ -61,9 +61,22 @@ def test_plus_merges_and_cascade_stacks() -> None:
     spec = parse_speculate("cascade:suffix:depth=4+draft_model:model=/a+b/c,depth=2")
     assert [part.method for part in spec.parts()] == ["cascade", "suffix", "draft_model"]
     assert spec.options["levels"][1].options == {"model": "/a+b/c", "depth": "2"}  # this plus is part of a path
+    for text in ("auto:max_nodes=3,drafters=suffix+ngram", "auto:drafters=suffix+ngram,max_nodes=3"):
+        spec = parse_speculate(text)
+        assert [part.method for part in spec.parts()] == ["auto", "suffix", "ngram"]
+        assert spec.options["max_nodes"] == "3"
 
 
-@pytest.mark.parametrize("text", ["suffix+ngram:max_n=3", "cascade:ngram+draft_model:model=x", "ngram:max_n=5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "suffix+ngram:max_n=3",
+        "cascade:ngram+draft_model:model=x",
+        "ngram:max_n=5",
+        "auto:drafters=suffix+ngram",
+        "auto:max_nodes=4,drafters=suffix",
+    ],
+)
 def test_a_spec_reads_as_it_was_typed(text: str) -> None:
     assert str(parse_speculate(text)) == text
 
@@ -104,7 +117,7 @@ def test_what_one_of_them_knows_is_accepted() -> None:
         assert output.stats.steps == -(-41 // 5)
 
 
-def test_merged_trees_share_what_begins_alike() -> None:
+def test_merged_trees_share_common_prefixes() -> None:
     merged = {"method": "merge", "drafters": [model(0, depth=3), model(0, depth=3), model(1, depth=3)]}
     (output,) = answer(merged, SamplingParams(temperature=0.0, max_tokens=9))
     assert output.stats.drafted < 3 * 3 * output.stats.steps  # two of the three say the same
@@ -138,7 +151,7 @@ STACKS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_the_draft_is_what_the_last_model_says_alone(stack: str) -> None:
+def test_the_draft_is_the_text_of_the_last_model_alone(stack: str) -> None:
     """The target as the last level: every token is accepted, whatever the levels below guess."""
     for output in answer(cascade(*STACKS[stack], model(0, depth=4)), *HOW):
         assert output.stats.steps == -(-41 // 5)
@@ -176,7 +189,7 @@ def test_levels_save_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert passes(cascade(model(1, depth=5), model(1, depth=6))) < alone / 5
 
 
-def test_the_stores_hold_exactly_what_was_said() -> None:
+def test_the_stores_hold_exactly_the_committed_text() -> None:
     for levels in (["suffix:min_confidence=0", model(1, depth=4)], [model(0, depth=2), model(1, depth=3), model(0)]):
         llm = tiny_llm(speculate=cascade(*levels))
         stream = stepped(llm, PROMPT * 4, SamplingParams(temperature=0.9, seed=2, max_tokens=60))

@@ -326,7 +326,7 @@ def test_guesses_are_followed_and_not_learnt() -> None:
     assert paths(drafter.propose([DraftRequest(sequence, plan)])[0]) == {(3,), (3, 4), (7,), (7, 2)}
 
 
-def test_what_the_corpus_holds_is_said_in_fewer_steps(tmp_path: Path) -> None:
+def test_text_of_the_corpus_takes_fewer_steps(tmp_path: Path) -> None:
     llm = tiny_llm(speculate=None)
     prompts, how = [[i, i + 1, i + 2] for i in range(6)], SamplingParams(temperature=1.0, seed=5, max_tokens=60)
     plain = llm.generate(prompts, how)

@@ -24,7 +24,7 @@ def rows(llm: LLM, store: str, pages: list[int], count: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [{"depth": 4, "nodes": 4}, {"depth": 3, "nodes": 9, "branch": 3}])
 @pytest.mark.parametrize("draft_seed", [0, 1])  # the target itself: all accepted; another model: nearly all rejected
-def test_the_store_holds_exactly_what_was_said(draft_seed: int, shape: dict[str, int]) -> None:
+def test_the_store_holds_exactly_the_committed_text(draft_seed: int, shape: dict[str, int]) -> None:
     llm = tiny_llm(speculate={"method": "draft_model", "model": f"tiny:{draft_seed}", **shape})
     stream = stepped(llm, [3, 1, 4, 1, 5] * 24, SamplingParams(temperature=0.9, seed=2, max_tokens=60))
     for _ in range(9):

@@ -11,7 +11,7 @@ import torch
 from slipstream import SamplingParams
 from slipstream.attention import tree_segment
 from slipstream.cache import PagedCache
-from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head
+from slipstream.drafters.eagle3 import Eagle3Drafter, Eagle3Head, normed_each
 from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.sequence import TARGET
 from tests.grammars import lettered_llm
@@ -36,10 +36,13 @@ def trained_logits(llm: Any, drafter: Eagle3Drafter, tokens: list[int]) -> torch
         return torch.stack([head.logits(hidden[0]) for hidden in head.levels(torch.tensor([tokens]), taps)])
 
 
+@pytest.mark.parametrize("settings", [{}, {"norm_each": True}, {"feed_normed": True, "stirred": 0.1}], ids=str)
 @pytest.mark.parametrize("branch", [1, 3])
-def test_a_node_has_the_logits_that_training_gives_it(branch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_has_the_logits_that_training_gives_it(
+    branch: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over pages, level by level, after accepted and rejected drafts."""
-    place = random_head("eagle3", unroll=4)
+    place = random_head("eagle3", unroll=4, **settings)
     llm = tiny_llm(
         context=300, characters=True, speculate=f"eagle3:checkpoint={place},depth=4,nodes=12,branch={branch}"
     )
@@ -117,6 +120,41 @@ def test_rows_are_made_of_the_targets_hidden_states_again_once_they_are_there() 
             lengths = sequence.table.lengths
             assert lengths["eagle3.features"] == sequence.cached == len(sequence.tokens) - 1
             assert lengths["eagle3"] <= len(sequence.tokens) - 1
+
+
+def test_every_tap_has_a_norm_of_its_own() -> None:
+    """A layer whose states are a thousand times larger does not drown the others."""
+    weight = torch.tensor([1.0, 1.0, 2.0, 0.5])
+    found = normed_each(torch.tensor([[3000.0, 4000.0, 0.6, 0.8]]), weight, 2, 0.0)
+    length = 0.5**0.5  # of (0.6, 0.8) as a root mean square
+    assert torch.allclose(found, torch.tensor([[0.6, 0.8, 1.2, 0.4]]) / length)
+
+
+def test_a_size_that_is_fed_back_cannot_drift() -> None:
+    """With a norm in between, what a level reads has the size of the norm's weight, whatever the layer adds."""
+    sizes = {}
+    for fed in (False, True):
+        llm = tiny_llm(context=300, characters=True)
+        llm.use(f"eagle3:checkpoint={random_head('eagle3', unroll=5, feed_normed=fed)}")
+        drafter = llm.drafter
+        assert isinstance(drafter, Eagle3Drafter)
+        head = make_head(Eagle3Drafter, drafter.trained.settings, frame_of(drafter.target, drafter.vocab))
+        assert isinstance(head, Eagle3Head)
+        read: list[float] = []
+        healthy = head.rms_norm
+
+        def reading(hidden: Any, weight: Any, head: Any = head, read: Any = read, healthy: Any = healthy) -> Any:
+            if weight is head.hidden_norm:
+                read.append(float(hidden[0, -1].detach().norm()))
+            return healthy(hidden, weight)
+
+        head.rms_norm = reading  # type: ignore[method-assign]
+        with torch.no_grad():
+            head.layer.down.weight.mul_(40.0)
+            taps = {layer: torch.randn(1, 12, 64) for layer in head.taps}
+            list(head.levels(torch.arange(12)[None], taps))
+        sizes[fed] = read
+    assert max(sizes[True][1:]) < 1.1 * 64**0.5 < 0.5 * max(sizes[False][1:])
 
 
 def test_it_begins_as_the_targets_last_layer_on_the_highest_tap() -> None:

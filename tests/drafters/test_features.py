@@ -18,8 +18,8 @@ from tests.tiny import tiny_llm
 
 PROMPT = [5, 9, 17, 3, 44] * 45  # a full page and most of a second one
 HOW = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
-METHODS = ["eagle3", "kangaroo", "mtp", "mtp,modules=3", "parallel", "medusa", "draft_model"]
-READERS = ["eagle3", "kangaroo", "mtp", "mtp,modules=3", "parallel"]  # of more than the last hidden state
+METHODS = ["eagle3", "kangaroo", "mtp", "mtp,modules=3", "parallel", "parallel,inject=1", "medusa", "draft_model"]
+READERS = [name for name in METHODS if name not in ("medusa", "draft_model")]  # of more than the last hidden state
 
 
 def drafting(kind: str, above: str = "") -> LLM:

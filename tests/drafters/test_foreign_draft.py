@@ -52,7 +52,7 @@ def assert_nothing_is_held(llm: LLM) -> None:
 
 @pytest.mark.parametrize(("target", "draft"), [(1, 5), (5, 1), (5, 3), (3, 8)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_says_the_same_in_other_pieces_is_accepted(target: int, draft: int, temperature: float) -> None:
+def test_the_same_text_in_other_tokens_is_accepted(target: int, draft: int, temperature: float) -> None:
     how = SamplingParams(temperature=temperature, seed=1, max_tokens=60)
     (plain,) = LLM(reciter(target), speculate=None).generate([RHYME], how)
     assert plain.text.startswith(RHYME) or target == 8
@@ -134,7 +134,7 @@ def test_below_other_drafters() -> None:
     "kind",
     ["self", "bytes", "recited"],  # all accepted, nearly all refused, and texts that end inside the draft's tokens
 )
-def test_the_store_holds_what_was_said(kind: str) -> None:
+def test_the_store_holds_the_committed_text(kind: str) -> None:
     recited = kind == "recited"
     target = reciter(1) if recited else tiny_directory(0, characters=True)
     draft = reciter(5) if recited else speaker(kind)
@@ -234,7 +234,7 @@ def test_a_full_store_costs_drafts_and_no_text() -> None:
     assert_nothing_is_held(llm)
 
 
-def test_room_is_made_by_those_who_are_not_at_work() -> None:
+def test_pages_are_freed_from_idle_sequences() -> None:
     model, _ = load_model(tiny_directory(0), dtype="float32", device="cpu")
     store = SeparateCache(model, "own", 3)
     old, young, new = Held(), Held(), Held()
@@ -252,7 +252,7 @@ def test_room_is_made_by_those_who_are_not_at_work() -> None:
         assert store.free == 3
 
 
-def test_only_rows_of_what_was_said_are_shared() -> None:
+def test_only_committed_rows_are_shared() -> None:
     model, _ = load_model(tiny_directory(0), dtype="float32", device="cpu")
     store = SeparateCache(model, "own", 6)
     first, second = Held(), Held()

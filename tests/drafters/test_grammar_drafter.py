@@ -71,7 +71,7 @@ def test_the_end_is_drafted_once_and_only_where_it_is_allowed(llm: LLM) -> None:
 def test_a_request_without_a_grammar_gets_no_draft(llm: LLM) -> None:
     (sequence,) = llm.sequences([1], SamplingParams())
     (tree,) = llm.drafter.propose([DraftRequest(sequence, Plan(8, 8))])
-    assert len(tree) == 1 and llm.drafter.signal(sequence) == (0, 1)
+    assert len(tree) == 1 and llm.drafter.signal(sequence) == (0, 1, 0)
     (output,) = llm.generate([[1]], SamplingParams(max_tokens=9, seed=1))
     assert output.stats.drafted == 0 and output.stats.steps == 9
 
@@ -86,3 +86,44 @@ def test_certain_nodes_are_always_accepted(llm: LLM) -> None:
                 emitted = tree.walk(tokens)
                 assert certain == emitted[: len(certain)] or delta.finish_reason is not None
                 tokens = tokens[len(emitted) + 1 :]
+
+
+def test_what_is_forced_continues_the_trees_of_others(llm: LLM) -> None:
+    """After a guess that closes the string, and not after one that the grammar forbids."""
+    (sequence,) = llm.sequences([1], SamplingParams(structured_outputs={"json": PERSON}))
+    ids = TOKENIZER.encode('{"name": "T', add_special=False)
+    sequence.output_ids.extend(ids)
+    sequence.tokens.extend(ids)
+    tree, guesses = TokenTree(ids[-1]), [TOKENIZER.encode(text, add_special=False) for text in ('o"', '"', '"x')]
+    for guess in guesses:
+        node = 0
+        for token in guess:
+            node = tree.add(node, token, origin="suffix", confidence=0.5 * tree.confidence[node])
+    llm.drafter.extend(DraftRequest(sequence, Plan(depth=10, nodes=40)), tree)
+    assert texts(tree) == {'o", "age":', '", "age": ', '"x'}
+    assert {tree.confidence[node] for node in range(len(tree)) if tree.origins[node] == "grammar"} == {0.25, 0.5}
+    small = TokenTree.chain(ids[-1], guesses[0], origin="suffix")
+    llm.drafter.extend(DraftRequest(sequence, Plan(depth=10, nodes=4)), small)
+    assert small.drafted == 4 and sequence.constraint is not None and sequence.constraint.pruned(small) is small
+
+
+@pytest.mark.parametrize("speculate", ["prediction+grammar", "auto:clock=no"])
+def test_one_step_takes_a_guess_and_what_is_forced_after_it(speculate: str) -> None:
+    parts = {"a": {"type": "string", "maxLength": 4}, "b": {"type": "boolean"}}
+    schema = {"type": "object", "properties": parts, "required": ["a", "b"], "additionalProperties": False}
+    how: dict[str, Any] = {"structured_outputs": {"json": schema}, "temperature": 0.0, "max_tokens": 60}
+    (plain,) = lettered_llm().generate([[1]], SamplingParams(**how))
+    close = plain.text.index('"', len('{"a": "')) + 1  # the end of the first string is all that is predicted
+    told = SamplingParams(prediction=plain.token_ids[:close], **how)
+    continued, tokens = 0, list[int]()
+    llm = lettered_llm(speculate)
+    for _ in range(2):  # `auto` has to learn that predictions are right
+        tokens.clear()
+        for delta in llm.stream([1], told, trace=True):
+            tokens += delta.token_ids
+            for tree in delta.trees:
+                pairs = {
+                    (tree.origins[parent], tree.origins[node]) for node, parent in enumerate(tree.parents) if parent
+                }
+                continued += ("prediction", "grammar") in pairs
+    assert continued and tokens == plain.token_ids

@@ -97,3 +97,36 @@ def test_one_level_needs_no_links() -> None:
     scores, links = drawn(2)
     found = made(scores[:1], links[:0], 4).best(9, 0.0)
     assert [node[0] for node in found] == [0] * 4
+
+
+def test_linked_candidates_are_those_of_the_best_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the product of both probabilities, after the two likeliest tokens before."""
+    monkeypatch.setattr(module, "CANDIDATES", 3)
+    scores, links = drawn(5)
+
+    def across(before: torch.Tensor) -> torch.Tensor:
+        return torch.stack([by_level[b] for by_level, b in zip(links, before, strict=True)])
+
+    found = module.linked_candidates(scores, across, 2)
+    assert set(found[0].tolist()) == set(scores[0].topk(3).indices.tolist())
+    for level in range(1, LEVELS):
+        above = torch.softmax(scores[level - 1], -1)
+        pairs = dict.fromkeys(range(TOKENS), 0.0)
+        for before in above.topk(2).indices.tolist():
+            after = torch.softmax(scores[level] + links[level - 1, before], -1)
+            pairs = {token: max(pairs[token], float(above[before] * after[token])) for token in pairs}
+        assert set(found[level].tolist()) == set(sorted(pairs, key=lambda token: -pairs[token])[:3])
+    assert (found != scores.topk(3).indices).any(), "the links change something here"
+
+
+def test_a_path_that_only_links_find_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CANDIDATES", 2)
+    scores, links = torch.zeros(2, TOKENS), torch.zeros(1, TOKENS, TOKENS)
+    scores[0, 4], scores[1, :2], links[0, 4, 6] = 5.0, 1.0, 9.0
+
+    def link(before: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return links[0][before[0]][:, tokens[0]][None]
+
+    candidates = module.linked_candidates(scores, lambda before: links[0][before[0]][None], 2)
+    assert (4, 6) in paths(Lattice(scores, link, 2, candidates).best(2, 0.0))
+    assert (4, 6) not in paths(Lattice(scores, link, 2).best(4, 0.0))

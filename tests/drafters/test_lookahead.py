@@ -227,7 +227,11 @@ def shuffled(chooser: random.Random) -> Keep:
 
 @pytest.mark.parametrize(
     "keep",
-    [*(lambda tree, n=n: tree.pruned(n) for n in (0, 3, 7, 12)), lambda tree: tree.cut(4), shuffled(random.Random(5))],
+    [
+        *(lambda tree, n=n: tree.pruned(n) for n in (0, 3, 7, 12)),
+        lambda tree: tree.truncated(4),
+        shuffled(random.Random(5)),
+    ],
 )
 def test_nothing_wrong_is_learnt_from_a_tree_that_was_cut(keep: Keep) -> None:
     """The target's word depends on the three tokens before it, so every N-gram of four can be checked by itself."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,8 @@ from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head import Lesson
 from slipstream.drafters.heads.head_drafter import frame_of, make_head
-from slipstream.drafters.parallel import ParallelDrafter, ParallelHead, ParallelSettings
+from slipstream.drafters.heads.parallel_head import ParallelHead, ParallelSettings
+from slipstream.drafters.parallel import ParallelDrafter
 from slipstream.errors import OptionError
 from slipstream.train.teacher import Teacher
 from tests.heads import random_head
@@ -57,10 +60,13 @@ def changed(place: Path, weights: dict[str, torch.Tensor]) -> Path:
     return other
 
 
+GROWN: dict[str, Any] = {"block": 12, "layers": 3, "rank": 16, "inject": True, "confidence": True, "loss": "lk"}
+
+
 @functools.cache
-def scattered() -> Path:
+def scattered(**settings: Any) -> Path:
     """Weights that are random everywhere, those that begin at zero or at one too."""
-    place = random_head("parallel")
+    place = random_head("parallel", **settings)
     generator = torch.Generator().manual_seed(3)
     stored = head_checkpoint.load(place).weights
     return changed(
@@ -69,9 +75,9 @@ def scattered() -> Path:
 
 
 @functools.cache
-def taught() -> tuple[Path, Path]:
+def taught(**settings: Any) -> tuple[Path, Path]:
     """A head before and after a short training on what the tiny target answers."""
-    before = random_head("parallel", vocabulary=0, block=5, rank=16)
+    before = random_head("parallel", vocabulary=0, **{"block": 5, "rank": 16, **settings})
     llm = speaking(before)
     _, head = parts(llm)
     texts = [p + o.token_ids for p, o in zip(TAUGHT, llm.generate(TAUGHT, GREEDY), strict=True)]
@@ -109,12 +115,17 @@ class Blocks:
         return [(len(t) - 1, *rest) for t, *rest in self.seen if text[: len(t)] == t]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("depth", [3, 8])
+@pytest.mark.parametrize("depth", [3, 12])
+@pytest.mark.parametrize("settings", [{}, GROWN], ids=["", "grown"])
 @pytest.mark.parametrize("kind", ["scattered", "taught"])
-def test_a_block_has_the_logits_that_training_gives_it(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_has_the_logits_that_training_gives_it(
+    kind: str, settings: dict[str, Any], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over pages, fed in pieces, several answers at once, after accepted and rejected drafts."""
     monkeypatch.setattr("slipstream.drafters.growing.catch_up.CHUNK", 50)
-    llm = speaking(scattered() if kind == "scattered" else taught()[1], depth=depth, nodes=12, branch=3)
+    monkeypatch.setattr("slipstream.drafters.parallel.CHUNK", 50)
+    place = scattered(**settings) if kind == "scattered" else taught(**settings)[1]
+    llm = speaking(place, depth=depth, nodes=12, branch=3)
     drafter, head = parts(llm)
     blocks = Blocks(drafter, monkeypatch)
     asked = PROMPTS + TAUGHT[:3]
@@ -139,9 +150,15 @@ def test_a_block_has_the_logits_that_training_gives_it(kind: str, depth: int, mo
                 assert torch.allclose(linked, wanted, atol=1e-4), root
 
 
-def path_probabilities(head: ParallelHead, hidden: torch.Tensor, path: list[int], temperature: float) -> torch.Tensor:
-    """The head's own distribution after a path below the root, from what the output rows read in the block."""
+def path_probabilities(
+    head: ParallelHead, hidden: torch.Tensor, path: list[int], temperature: float, *, sure: bool = False
+) -> torch.Tensor:
+    """The head's own distribution after a path below the root, from what the output rows read in the block; `sure`: of
+    the target's first choice, if the head has learnt it.
+    """
     row = hidden[len(path)]
+    if sure and head.settings.confidence:
+        temperature /= float((row @ head.sure).clamp(-2, 2).exp())
     logits = head.logits(row)
     if path:
         logits = logits + head.linked(row, head.frame.embed(torch.tensor(path[-1])))
@@ -155,11 +172,12 @@ def block_rows(llm: LLM, head: ParallelHead, text: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("verifier", "temperature"), [("match", 0.0), ("rejection", 0.8)])
+@pytest.mark.parametrize("settings", [{}, GROWN], ids=["", "grown"])
 def test_a_nodes_confidence_is_the_product_of_what_the_head_gives_to_its_path(
-    verifier: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    verifier: str, temperature: float, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the target takes its first choice, and where no noise is known by which it will choose."""
-    llm = speaking(scattered(), verifier, depth=4, nodes=14, branch=3, draw="top")
+    llm = speaking(scattered(**settings), verifier, depth=4, nodes=14, branch=3, draw="top")
     drafter, head = parts(llm)
     blocks = Blocks(drafter, monkeypatch)
     llm.generate([PROMPTS[1]], SamplingParams(temperature=temperature, seed=2, max_tokens=8))
@@ -170,7 +188,7 @@ def test_a_nodes_confidence_is_the_product_of_what_the_head_gives_to_its_path(
             assert len(tree) == 15
             for node in range(1, len(tree)):
                 path = tree.path_tokens(node)
-                q = path_probabilities(head, hidden, path[:-1], temperature or 1.0)
+                q = path_probabilities(head, hidden, path[:-1], temperature or 1.0, sure=temperature == 0.0)
                 above = tree.confidence[tree.parents[node]]
                 assert tree.confidence[node] == pytest.approx(above * float(q[place[path[-1]]]), rel=1e-3)
             likeliest = path_probabilities(head, hidden, [], 1.0).topk(3).indices
@@ -179,11 +197,12 @@ def test_a_nodes_confidence_is_the_product_of_what_the_head_gives_to_its_path(
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block", "traversal"])
+@pytest.mark.parametrize("settings", [{}, GROWN], ids=["", "grown"])
 def test_sampled_nodes_are_drawn_from_the_heads_own_distribution(
-    verifier: str, monkeypatch: pytest.MonkeyPatch
+    verifier: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     branch = 1 if verifier == "block" else 2
-    llm = speaking(scattered(), verifier, depth=4, nodes=7, branch=branch)
+    llm = speaking(scattered(**settings), verifier, depth=4, nodes=7, branch=branch)
     drafter, head = parts(llm)
     blocks = Blocks(drafter, monkeypatch)
     llm.generate([PROMPTS[1]], SamplingParams(temperature=0.8, seed=5, max_tokens=10))
@@ -214,13 +233,14 @@ def test_chosen_nodes_read_the_noise_that_the_target_will_read() -> None:
     assert with_noise > without
 
 
-def test_training_makes_it_draft_better() -> None:
+@pytest.mark.parametrize("settings", [{}, GROWN], ids=["", "grown"])
+def test_training_makes_it_draft_better(settings: dict[str, Any]) -> None:
     """Tokens a step by real decoding, on answers that it was taught, of a chain and of a tree."""
     asked = TAUGHT[:12]
     plain = [o.token_ids for o in plain_answers(asked, GREEDY, context=300, characters=True)]
     for shape in ({"branch": 1}, {"branch": 3, "nodes": 10}):
         speeds = []
-        for place in taught():
+        for place in taught(**settings):
             outputs = speaking(place, **shape).generate(asked, GREEDY)
             assert [o.token_ids for o in outputs] == plain
             speeds.append(sum(o.stats.emitted for o in outputs) / sum(o.stats.steps for o in outputs))
@@ -228,9 +248,14 @@ def test_training_makes_it_draft_better() -> None:
         assert before < 1.4 and after > 2.5, (shape, speeds)
 
 
-def test_rows_without_a_token_are_never_taken_for_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even until `observe`, which an answer that ends does not reach: its pages are shared all the same."""
-    llm = speaking(random_head("parallel"))
+@pytest.mark.parametrize("settings", [{}, GROWN], ids=["", "grown"])
+def test_rows_of_guesses_are_never_taken_for_known_ones(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even until `observe`, which an answer that ends does not reach: its pages are shared all the same. Neither
+    is the root's own row, if known tokens have rows from the target's hidden states.
+    """
+    llm = speaking(random_head("parallel", **settings))
     drafter, known = llm.drafter, []
     healthy = drafter.propose
 
@@ -242,7 +267,40 @@ def test_rows_without_a_token_are_never_taken_for_known_ones(monkeypatch: pytest
     monkeypatch.setattr(drafter, "propose", recording)
     llm.generate([PROMPTS[1]], GREEDY)
     assert known[0] == (0, 52), "the prompt has not been through the target yet"
-    assert len(known) > 30 and all(rows == tokens for rows, tokens in known[1:])
+    assert len(known) > 30 and all(rows == tokens - bool(settings) for rows, tokens in known[1:])
+
+
+def test_a_big_tree_comes_from_one_pass_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = speaking(scattered(**GROWN), depth=12, nodes=63, branch=8)
+    drafter, head = parts(llm)
+    passes = []
+    healthy = drafter._read
+    monkeypatch.setattr(drafter, "_read", lambda segments: passes.append(1) or healthy(segments))  # type: ignore[func-returns-value]
+    (output,) = llm.generate([PROMPTS[1]], replace(GREEDY, max_tokens=20))
+    assert len(passes) == output.stats.drafting_steps
+    trees = [tree for delta in stepped(llm, PROMPTS[1], GREEDY, trace=True) for tree in delta.trees if tree is not None]
+    assert max(len(tree) for tree in trees) == 64 and head.settings.block == 12
+    chain = speaking(scattered(**GROWN), branch=1)
+    trees = [tree for delta in stepped(chain, [3, 1], GREEDY, trace=True) for tree in delta.trees if tree is not None]
+    assert max(tree.depth for tree in trees) == 12, "as deep as the block, if nobody says anything else"
+
+
+def test_a_checkpoint_from_before_the_newer_settings_drafts_the_same(tmp_path: Path) -> None:
+    place = scattered()
+    description = json.loads((place / head_checkpoint.DESCRIPTION).read_text())
+    older = {"block", "layers", "rank", "anchors", "decay", "mlp", "vocabulary"}
+    assert older < description["settings"].keys()
+    description["settings"] = {name: description["settings"][name] for name in older}
+    shutil.copytree(place, tmp_path / "old")
+    (tmp_path / "old" / head_checkpoint.DESCRIPTION).write_text(json.dumps(description))
+    drafts = []
+    for checkpoint in (place, tmp_path / "old"):
+        deltas = stepped(speaking(checkpoint, nodes=20, branch=3), PROMPTS[1], GREEDY, trace=True)
+        trees = [tree for delta in deltas for tree in delta.trees if tree is not None]
+        drafts.append([(tree.tokens, tree.parents, tree.confidence) for tree in trees])
+    assert drafts[0] == drafts[1] and len(drafts[0]) > 20
+    _, head = parts(speaking(tmp_path / "old"))
+    assert head.taps == (0, 1) and not head.settings.inject
 
 
 def test_a_block_is_no_deeper_than_it_was_trained() -> None:

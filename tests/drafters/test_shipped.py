@@ -54,7 +54,7 @@ def test_a_shipped_drafter_describes_itself(method: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.real_model
-def test_shipped_drafters_say_what_plain_decoding_says_in_fewer_steps(
+def test_shipped_drafters_give_the_plain_text_in_fewer_steps(
     smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head_checkpoint, "directory", lambda method, fingerprint: SHIPPED / "nothing")

@@ -102,7 +102,7 @@ def test_an_event_loop_that_goes_away_ends_its_requests(llm: AsyncLLM) -> None:
     asyncio.run(idle(llm))
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up(llm: AsyncLLM) -> None:
+def test_a_reader_that_does_not_read_blocks_no_other(llm: AsyncLLM) -> None:
     async def main() -> None:
         slow = llm.generate(PROMPTS[1], LONG)
         assert await asyncio.wait_for(read(llm, PROMPTS[0]), 10)
@@ -158,7 +158,7 @@ def test_refusals_come_before_the_first_delta(llm: AsyncLLM) -> None:
             llm.generate([97], HOW)
         with pytest.raises(OptionError, match="priority"):
             llm.generate([1], HOW, priority=0.5)  # type: ignore[arg-type]
-        with pytest.raises(OptionError, match="drafter that is loaded"):
+        with pytest.raises(OptionError, match="loaded drafter"):
             llm.generate([1], SamplingParams(speculate="lookahead"))
         streams = [llm.generate([1, 2], LONG) for _ in range(116)]
         with pytest.raises(QueueFull):

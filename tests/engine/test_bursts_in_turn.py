@@ -10,7 +10,7 @@ import pytest
 from slipstream import SamplingParams
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters.heads.sequential import FeatureLoop
-from slipstream.engine.burst import Launched
+from slipstream.engine.launched import Launched
 from slipstream.errors import EngineFailed
 from slipstream.gpu.lanes import Lanes
 from tests.engine.test_rounds import TREES, asked, drafting_llm
@@ -80,7 +80,7 @@ def mixed(seed: int) -> list[tuple[list[int], SamplingParams]]:
 
 @pytest.mark.parametrize("name", ["suffix", "none", "suffix+eagle3"])
 @pytest.mark.parametrize("seed", range(2))
-def test_it_makes_no_difference_who_comes_goes_and_is_set_aside(
+def test_arrivals_departures_and_preemptions_change_no_text(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Continuing from the last burst gives the same text as laying everything out again."""

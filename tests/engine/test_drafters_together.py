@@ -40,7 +40,7 @@ def plain(**options: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("bursts", [False, True])
-def test_a_mixed_batch_says_what_plain_decoding_says(bursts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mixed_batch_gives_the_plain_texts(bursts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = together()
     if bursts:
         burst_on_cpu(llm, monkeypatch)
@@ -66,7 +66,7 @@ def test_a_mixed_batch_in_a_tight_cache(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("bursts", [False, True])
-def test_a_prefix_that_was_read_without_a_drafter_costs_it_nothing(
+def test_a_prefix_without_features_leaves_acceptance_as_it_is(
     name: str, bursts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hidden states of those pages are missing: they are computed again, never replaced by zeros."""
@@ -102,7 +102,7 @@ def test_one_drafter_s_faults_are_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_can_be_named_is_what_is_loaded() -> None:
     llm = together()
-    with pytest.raises(OptionError, match="unknown drafter that is loaded: 'lookahead'"):
+    with pytest.raises(OptionError, match="unknown loaded drafter 'lookahead'"):
         llm.generate([[1, 2]], SamplingParams(speculate="lookahead"))
     with pytest.raises(OptionError, match="unknown drafter 'sufix'"):
         llm.generate([[1, 2]], SamplingParams(speculate="sufix"))
@@ -117,7 +117,7 @@ def test_what_can_be_named_is_what_is_loaded() -> None:
 def test_two_drafters_of_a_kind_have_stores_of_their_own() -> None:
     small = {**HEADS["eagle3"], "nodes": 3, "depth": 2}
     llm = tiny_llm(characters=True, context=300, drafters=[HEADS["eagle3"], small])
-    with pytest.raises(OptionError, match="unknown drafter that is loaded"):
+    with pytest.raises(OptionError, match="unknown loaded drafter"):
         llm.generate([[1, 2]], SamplingParams(speculate="eagle3"))  # which of them?
     how: dict[str, Any] = {"temperature": 0.0, "max_tokens": 30}
     outputs = llm.generate([[5, 6, 7]] * 2, [SamplingParams(speculate=s, **how) for s in (HEADS["eagle3"], small)])

@@ -145,7 +145,7 @@ def test_a_closed_stream_gives_its_pages_back() -> None:
     assert llm.cache.available == llm.cache.capacity
 
 
-def test_the_stream_says_what_generate_says() -> None:
+def test_a_stream_gives_the_text_of_generate() -> None:
     llm = tiny_llm(speculate="suffix:min_confidence=0", characters=True)
     how = SamplingParams(temperature=0.7, seed=3, max_tokens=60, stop=["zq!"])
     whole = llm.generate("abc abc abc", how)[0]
@@ -188,7 +188,7 @@ def test_what_cannot_be_honoured_is_refused_before_any_work() -> None:
     assert llm.engine.scheduler.idle
 
 
-def test_the_drafter_can_be_changed_under_way_and_who_runs_keeps_his_own() -> None:
+def test_a_change_of_drafter_leaves_running_requests_theirs() -> None:
     llm: LLM = tiny_llm(speculate=tiny_draft({"method": "draft_model", "model": "tiny:0"}))
     how = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
     wanted = tiny_llm().generate([[1, 2, 3]], how)[0].token_ids

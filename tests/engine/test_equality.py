@@ -56,7 +56,7 @@ def plain() -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize(("name", "case"), SPECS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(SPECS)])
-def test_batches_say_what_plain_decoding_says_to_each_request_alone(name: str, case: Any) -> None:
+def test_batches_give_the_plain_text_of_each_request_alone(name: str, case: Any) -> None:
     expected, compared = plain(), 0
     chooser = random.Random(f"{name} {case}")
     left = chooser.sample(range(REQUESTS), REQUESTS)

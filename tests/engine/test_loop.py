@@ -129,7 +129,7 @@ def failing(inner: Callable[..., Any], seed: int, seen: Callable[..., int]) -> C
 
 
 @pytest.mark.parametrize("place", ["verify", "commit", "emit"])
-def test_an_error_ends_its_own_request_and_what_was_said_is_delivered(
+def test_an_error_ends_its_own_request_after_its_tokens_are_delivered(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, texts = tiny_llm(characters=True, speculate="suffix"), wanted(PROMPTS[:6])
@@ -172,7 +172,7 @@ def test_a_request_that_runs_when_the_engine_is_closed_is_reported() -> None:
         llm.use("suffix")
 
 
-def test_an_llm_without_references_lets_go_of_its_engine_and_its_thread() -> None:
+def test_an_llm_without_references_frees_its_engine_and_its_thread() -> None:
     llm: LLM | None = tiny_llm()
     assert llm is not None
     llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
@@ -205,7 +205,7 @@ def test_steps_take_place_on_one_thread_alone(monkeypatch: pytest.MonkeyPatch) -
     assert threads == {llm._loop._thread.ident}
 
 
-def test_requests_that_come_while_the_engine_closes_are_told() -> None:
+def test_requests_that_arrive_while_the_engine_closes_end_with_an_error() -> None:
     """Clients of many threads, of which none waits for ever."""
     llm = tiny_llm()
     ended: list[str] = []

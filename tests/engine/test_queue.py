@@ -28,7 +28,7 @@ def ends(outbox: Mailbox, count: int) -> list[Message]:
     return found
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
+def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     llm, outbox = tiny_llm(characters=True), Mailbox()
     loop = llm._loop
     tickets = loop.submit([llm._request([1, 2, 3], LONG) for _ in range(3)], outbox, limit=3)

@@ -45,7 +45,7 @@ def answer(llm: LLM, number: int) -> list[int] | Exception:
         return error
 
 
-@pytest.mark.parametrize("method", ["reserve", "commit", "trim", "share"])
+@pytest.mark.parametrize("method", ["reserve", "commit", "trim", "publish"])
 def test_a_fault_of_the_cache(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(characters=True, speculate="suffix")
     planted = once(getattr(PagedCache, method), 25, RuntimeError("a page is lost"))
@@ -82,7 +82,7 @@ def check_that_it_goes_on(llm: LLM, cause: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["propose", "observe", "close"])
-def test_a_fault_of_a_drafter_ends_nobody(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_drafter_ends_no_request(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = tiny_llm(characters=True, speculate="suffix")
     planted = once(getattr(SuffixDrafter, method), 3, RuntimeError("no such draft"), lasting=True)
     monkeypatch.setattr(SuffixDrafter, method, planted)

@@ -11,7 +11,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.suffix import SuffixDrafter
-from slipstream.engine.burst import Launched
+from slipstream.engine.launched import Launched
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
 from slipstream.types import Plan

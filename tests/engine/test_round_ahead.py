@@ -9,7 +9,8 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.engine import step as step_module
-from slipstream.engine.burst import Burst, Launched
+from slipstream.engine.burst import Burst
+from slipstream.engine.launched import Launched
 from slipstream.gpu.lanes import Lanes
 from slipstream.policy import Progress
 from tests.engine.test_rounds import TREES, asked, drafting_llm
@@ -238,7 +239,7 @@ def test_an_interrupt_in_the_middle_leaves_the_others_their_text(name: str, monk
     assert llm.cache.available == llm.cache.capacity and llm.engine.draft_faults == 0
 
 
-def test_time_between_two_steps_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_between_two_steps_is_charged_to_no_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that has begun waits for its reader, who takes his time."""
     llm = drafting("none")
     burst, _ = bursts_of(llm, monkeypatch)

@@ -28,14 +28,21 @@ TREES: dict[str, dict[str, Any]] = {
     "medusa": {"depth": 3, "nodes": 30, "branch": 3},
 }
 CHAINS: dict[str, dict[str, Any]] = {name: {"depth": 3, "branch": 1} for name in TREES}
+GROWN = {"parallel grown": TREES["parallel"], "eagle3 normed": TREES["eagle3"]}
 CASES = [(name, options) for group in (TREES, CHAINS) for name, options in group.items()]
 WIDE = {"depth": 3, "nodes": 40}
+CASES += [*GROWN.items(), ("parallel grown", {"depth": 9, "branch": 1})]
 CASES += [("medusa before", WIDE), *((name, WIDE | {"tree": "static"}) for name in ("medusa", "medusa before"))]
 MERGES = {f"suffix+{name}": TREES[name] for name in ("eagle3", "parallel")}
 # Fresh heads all say the same: stirred ones show which of them was asked.
 HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa": ("medusa", {"stirred": 0.2}),
     "medusa before": ("medusa", {"before": True, "stirred": 0.2}),
+    "eagle3 normed": ("eagle3", {"norm_each": True, "feed_normed": True}),
+    "parallel grown": (
+        "parallel",
+        {"inject": True, "confidence": True, "block": 10, "layers": 3, "rank": 16, "stirred": 0.02},
+    ),
 }
 
 
@@ -107,7 +114,7 @@ def test_ends_pages_and_other_choices(name: str, monkeypatch: pytest.MonkeyPatch
     assert llm.cache.available == llm.cache.capacity
 
 
-@pytest.mark.parametrize(("name", "options"), (TREES | MERGES).items(), ids=str)
+@pytest.mark.parametrize(("name", "options"), (TREES | MERGES | GROWN).items(), ids=str)
 def test_pages_that_rounds_filled_hold_the_right_rows(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +174,7 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("name", "options"), (TREES | MERGES).items(), ids=str)
+@pytest.mark.parametrize(("name", "options"), (TREES | MERGES | GROWN).items(), ids=str)
 def test_nothing_is_asked_of_the_host_inside_a_round(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

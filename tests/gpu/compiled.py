@@ -40,8 +40,14 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, object], int]] = [
     (
         adjust_kernels._adjust,
         {
-            "logits": "*bf16", "scores": "*fp32", "flags": "*i32", "penalties": "*fp32", "bias": "*fp32",
-            "counts": "*i32", "tokens": "*i64", "parents": "*i64",
+            "logits": "*bf16",
+            "scores": "*fp32",
+            "flags": "*i32",
+            "penalties": "*fp32",
+            "bias": "*fp32",
+            "counts": "*i32",
+            "tokens": "*i64",
+            "parents": "*i64",
             **dict.fromkeys(("lanes", "each", "vocab", "stride"), "i32"),
         },
         {"DEPTH": 16, "BLOCK": 2048},
@@ -62,7 +68,10 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, object], int]] = [
         {
             "logits": "*bf16",
             **dict.fromkeys(("rows", "tokens", "wanted"), "*i64"),
-            "values": "*fp32", "ids_out": "*i64", "vocab": "i32", "stride": "i32",
+            "values": "*fp32",
+            "ids_out": "*i64",
+            "vocab": "i32",
+            "stride": "i32",
         },
         {"WIDTH": 21, "BLOCK": 4096, "BLOCKS": 32},
         16,

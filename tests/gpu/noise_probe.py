@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +10,7 @@ from slipstream.gpu.sampling_kernels import gumbel, near_gumbel
 
 
 @triton.jit
-def _both(keys: Any, near: Any, exact: Any, BLOCK: tl.constexpr) -> None:
+def _both(keys, near, exact, BLOCK: tl.constexpr):
     ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     low, high = tl.load(keys).to(tl.uint32), tl.load(keys + 1).to(tl.uint32)
     tl.store(near + ids, near_gumbel(ids, low, high))

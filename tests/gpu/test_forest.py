@@ -75,6 +75,13 @@ def test_the_kernels_do_what_the_plain_operations_do() -> None:
             found = kernels.likeliest_tokens(logits.to(DEVICE), count, on_device)
             assert found[1].cpu().equal(wanted[1])
             assert (found[0].cpu() - wanted[0]).abs().max() < 1e-4
+        # Rows of an entry, with keys of a level among those of others, as loops hand them over.
+        entries = torch.randint(0, 2**32, (2, 3, rows))[:, 1]
+        shared = [torch.full((rows,), 0.7), entries, ids]
+        wanted = forest.likeliest_tokens(logits.repeat_interleave(2, 0), count, SamplingNoise(*shared))
+        on_device = SamplingNoise(*(part.to(DEVICE) for part in shared))
+        found = kernels.likeliest_tokens(logits.repeat_interleave(2, 0).to(DEVICE), count, on_device)
+        assert found[1].cpu().equal(wanted[1])
 
 
 @st.composite

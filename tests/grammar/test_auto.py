@@ -8,7 +8,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from tests.drafters.test_conformance import prompts
-from tests.grammars import PERSON, lettered_llm
+from tests.grammars import PERSON, lettered_llm, started
 from tests.laned import burst_on_cpu
 
 
@@ -32,6 +32,17 @@ def test_a_grammar_is_drafted_from(llm: LLM) -> None:
     assert all(output.token_ids == plain.token_ids for output in outputs)
     assert "grammar" in used(outputs[-1]) and outputs[-1].stats.tokens_per_step > 1.5
     assert "prediction" not in used(outputs[-1])
+
+
+def test_what_is_certain_is_drafted_at_once() -> None:
+    """Before anything is known of the grammar's drafts, and in the middle of a decision that holds for some steps."""
+    output = answer(lettered_llm("auto:clock=no"), structured_outputs={"json": PERSON})
+    constraint, origins = started({"json": PERSON}), output.stats.origins
+    starts = [place + 1 for place, origin in enumerate(origins[:-1]) if origin is None]
+    runs = {start: len(constraint.forced(output.token_ids[:start])) for start in starts}
+    assert sum(count > 0 for count in runs.values()) > 2
+    for start, count in runs.items():
+        assert None not in origins[start : start + min(count, 16)]
 
 
 def test_a_prediction_is_drafted_from(llm: LLM) -> None:

@@ -16,7 +16,6 @@ from slipstream.errors import OptionError
 from slipstream.grammar import Constraint
 from tests.drafters.test_conformance import prompts
 from tests.grammars import END, PERSON, SPECS, complete, lettered_llm
-from tests.laned import burst_on_cpu
 
 PERSONS = {"json": PERSON}
 
@@ -175,26 +174,6 @@ def test_a_matcher_that_fails_ends_its_own_request_only(monkeypatch: pytest.Monk
         llm.generate([[2]], how({"regex": "b[a-z]{12}"}))
     rest = list(stream)
     assert len(first.token_ids) + sum(len(delta.token_ids) for delta in rest) == 14
-
-
-def test_a_sequence_with_a_grammar_goes_by_the_host_and_the_others_stay_in_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = prompts(4, 2)
-    settings = [how(PERSONS) if number == 1 else SamplingParams(seed=number, max_tokens=40) for number in range(4)]
-    wanted = [lettered_llm().generate([prompt], one)[0] for prompt, one in zip(asked, settings, strict=True)]
-    llm = burst_on_cpu(lettered_llm(), monkeypatch)
-    by_host: list[Any] = []
-    launch = llm.engine.host.launch
-
-    def launched(part: Any, plans: Any) -> None:
-        by_host.extend(item.sequence for item in part if item.sequence.first_token_at is not None)
-        launch(part, plans)
-
-    monkeypatch.setattr(llm.engine.host, "launch", launched)
-    given = llm.generate(asked, settings)
-    assert [o.token_ids for o in given] == [o.token_ids for o in wanted]
-    assert {sequence.constraint is not None for sequence in by_host} == {True}
 
 
 def test_masked_drafts_leave_the_distribution_right() -> None:

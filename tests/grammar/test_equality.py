@@ -70,7 +70,7 @@ def test_plain_answers_are_inside_the_grammar_and_most_of_them_end() -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), DRAFTERS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(DRAFTERS)])
-def test_every_drafter_says_what_plain_decoding_says(name: str, case: Any) -> None:
+def test_every_drafter_gives_the_plain_text(name: str, case: Any) -> None:
     llm, chooser = engine(), random.Random(f"{name} {case}")
     wanted = plain()
     llm.use(tiny_draft(case))

@@ -75,7 +75,7 @@ def test_answers_that_end_are_valid(plain: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("speculate", DRAFTERS)
-def test_every_drafter_says_the_same(llm: LLM, plain: list[Any], speculate: str) -> None:
+def test_every_drafter_gives_the_plain_text(llm: LLM, plain: list[Any], speculate: str) -> None:
     llm.use(speculate)
     outputs = answers(llm)
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain]

@@ -111,7 +111,7 @@ def tree_logits(model: Model, prompt: list[int], tree: TokenTree, chunk: int) ->
     for start in range(0, len(prompt), chunk):
         model.forward(cache, STORE, [tree_segment(table, start, prompt[start : start + chunk], None)])
     root, half = [tree.tokens[0]], len(tree) // 2
-    first = tree_segment(table, len(prompt), root, tree.kept(range(half)))
+    first = tree_segment(table, len(prompt), root, tree.subtree(range(half)))
     second = tree_segment(table, len(prompt), root, tree, first_node=half)
     return torch.cat([model.forward(cache, STORE, [segment]).logits for segment in (first, second)])
 
@@ -172,7 +172,7 @@ def test_the_target_as_its_own_draft_accepts_everything(temperature: float) -> N
     assert output.stats.steps == -(-41 // 5)
 
 
-def test_a_text_goes_on_to_the_last_learned_position() -> None:
+def test_a_text_reaches_the_last_learned_position() -> None:
     llm = engine("gpt2")
     asked, how = [random_tokens(6, 4) * 60], [SamplingParams(temperature=0.5, seed=1)]
     wanted = say(llm, asked, how)

@@ -39,7 +39,7 @@ def test_a_decoder_on_exact_kernels_is_exact(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(attention, "paged_available", lambda device: True)
         monkeypatch.setattr(decoder, "native_shape", lambda config: None)
         monkeypatch.setattr(UnitNorm, "stream", lambda norm, x: Stream(x, norm))
-        weights = Weights(open_model(folder), torch.float32, DEVICE, "none", exact=True, shelf=None)
+        weights = Weights(open_model(folder), torch.float32, DEVICE, "none", exact=True, weights_file=None)
         model.exact, model.native = True, None
         model._embed, model._head = weights.tables()
         model.layers = [model._layer(weights, layer) for layer in range(2)]

@@ -64,7 +64,7 @@ def hub_error(name: str) -> Exception:
         ("HFValidationError", ["HFValidationError"]),
     ],
 )
-def test_the_hub_says_no(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_hub_are_one_line(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def fail(*_: Any, **__: Any) -> None:

@@ -180,7 +180,7 @@ def test_the_self_check_looks_at_experts_after_dense_layers(tmp_path: Path, monk
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("mode", MODES)
-def test_the_default_model_says_the_same_with_a_drafter(mode: str, smollm2_path: Path) -> None:
+def test_the_default_model_gives_the_same_text_with_a_drafter(mode: str, smollm2_path: Path) -> None:
     from slipstream import LLM
 
     llm = LLM(smollm2_path, speculate=None, quantize=mode, max_model_len=1024)

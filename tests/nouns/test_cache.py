@@ -97,7 +97,7 @@ class Model:
         if not self.live:
             return self.open()
         weights = {
-            self.open: 3, self.step: 12, self.draft: 6, self.truncate: 1, self.share: 6,
+            self.open: 3, self.step: 12, self.draft: 6, self.truncate: 1, self.publish: 6,
             self.trim: 2, self.fork: 2, self.save: 1, self.restore: 2, self.release: 3,
         }  # fmt: skip
         return self.random.choices(list(weights), list(weights.values()))[0]()
@@ -157,9 +157,9 @@ class Model:
         self.cache.truncate(owner.table, "draft", length)
         owner.draft = min(owner.draft, length)
 
-    def share(self) -> None:
+    def publish(self) -> None:
         owner = self._one()
-        self.cache.share(owner.table, "target", owner.tokens)
+        self.cache.publish(owner.table, "target", owner.tokens)
 
     def trim(self) -> None:
         owner = self._one()
@@ -246,7 +246,7 @@ def grow(cache: PagedCache, table: PageTable, tokens: list[int], *more: list[int
         tokens.extend(piece)
         cache.reserve(table, len(tokens))
         cache.commit(table, "target", start, range(start, len(tokens)))
-        cache.share(table, "target", tokens)
+        cache.publish(table, "target", tokens)
     return tokens
 
 
@@ -291,13 +291,13 @@ def test_a_page_that_no_drafter_had_read_counts_when_one_has() -> None:
     cache.reserve(long, len(text))
     for store in ("target", "draft"):
         cache.commit(long, store, 0, range(len(text)))
-    cache.share(long, "target", text)
+    cache.publish(long, "target", text)
     for known in (0, 2 * SIZE):
         found = cache.open(text)
         assert found.pages == [brief.pages[0], long.pages[1]]
         assert found.lengths == {"target": 2 * SIZE, "draft": known}
         cache.commit(found, "draft", 0, range(2 * SIZE))
-        cache.share(found, "target", text)
+        cache.publish(found, "target", text)
 
 
 def test_released_pages_stay_findable_until_their_room_is_needed() -> None:
@@ -340,7 +340,7 @@ def test_a_page_without_the_rows_that_are_needed_is_not_taken_and_makes_way_for_
     cache.reserve(table, 2 * SIZE)
     cache.commit(table, "target", 0, range(2 * SIZE))
     cache.commit(table, "draft", 0, range(SIZE))  # of the second page it has too little itself
-    cache.share(table, "target", text)
+    cache.publish(table, "target", text)
     assert cache.open(text, ["draft"]).pages == table.pages[:1]
     assert cache.open(text).pages == [table.pages[0], *plain.pages[1:3]], "what follows the page is found as before"
     made_way = plain.pages[0]

@@ -51,7 +51,7 @@ class World:
             for slot in range(len(tokens)):
                 write(self.cache, table, store, slot, number + slot)
             self.cache.commit(table, store, 0, range(len(tokens)))
-        self.cache.share(table, "target", tokens)
+        self.cache.publish(table, "target", tokens)
         return table
 
     def check(self, *others: PageTable) -> None:
@@ -88,12 +88,12 @@ def save(world: World) -> None:
     world.first = world.cache.restore(saved)
 
 
-def share(world: World) -> None:
+def publish(world: World) -> None:
     """The twin goes its own way."""
     cache = world.cache
     cache.reserve(world.twin, 2 * SIZE)
     cache.commit(world.twin, "target", SIZE, range(SIZE, 2 * SIZE))
-    cache.share(world.twin, "target", [*FIRST[:SIZE], *[9] * SIZE])
+    cache.publish(world.twin, "target", [*FIRST[:SIZE], *[9] * SIZE])
     assert len(world.twin.serials) == 2
 
 
@@ -113,7 +113,7 @@ OPERATIONS: dict[str, Operation] = {
     "reserve idle": lambda world: world.cache.reserve(world.twin, (2 + world.cache.available) * SIZE),
     "trim": lambda world: world.cache.trim(world.twin, SIZE),
     "release": lambda world: world.cache.release(world.first),
-    "share": share,
+    "publish": publish,
     "fork": lambda world: world.cache.fork(world.first, SIZE + 2),
     "save": save,
     "restore": restore,

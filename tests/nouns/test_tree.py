@@ -158,7 +158,7 @@ def test_sampled_nodes_are_never_merged(sampled: TokenTree, chosen: TokenTree) -
         assert (one.tokens, one.parents) == before
 
 
-# -- cutting ----------------------------------------------------------------------------------------------------------
+# -- fewer nodes ------------------------------------------------------------------------------------------------------
 
 
 @fixed
@@ -195,8 +195,8 @@ def test_sampled_nodes_are_never_pruned(tree: TokenTree) -> None:
 
 @fixed
 @given(st.one_of(trees, sampled_trees), st.integers(0, 6))
-def test_cutting_looks_at_depth_alone(tree: TokenTree, depth: int) -> None:
-    smaller = tree.cut(depth)
+def test_truncating_looks_at_depth_alone(tree: TokenTree, depth: int) -> None:
+    smaller = tree.truncated(depth)
     assert paths(smaller) == {path: c for path, c in paths(tree).items() if len(path) <= depth}
     for node in range(len(smaller)):
         twin = tree.walk(smaller.path_tokens(node))[-1] if node else 0
@@ -207,13 +207,13 @@ def test_cutting_looks_at_depth_alone(tree: TokenTree, depth: int) -> None:
 @fixed
 @given(st.one_of(trees, sampled_trees), st.integers(0, 6), st.integers(0, 24))
 def test_both_limits_in_one_go_are_the_one_after_the_other(tree: TokenTree, depth: int, nodes: int) -> None:
-    cut = tree.cut(depth)
-    if tree.sampled and len(cut) - 1 > nodes:
+    truncated = tree.truncated(depth)
+    if tree.sampled and len(truncated) - 1 > nodes:
         with pytest.raises(DraftFault, match="sampled"):
             tree.limited(depth, nodes)
         return
     both = tree.limited(depth, nodes)
-    after = cut if cut.sampled else cut.pruned(nodes)
+    after = truncated if truncated.sampled else truncated.pruned(nodes)
     assert (both.tokens, both.parents, both.confidence) == (after.tokens, after.parents, after.confidence)
     assert both is tree or len(both) < len(tree), "a tree within its limits is not made again"
     both.check(ROOT_TOKEN, VOCABULARY)

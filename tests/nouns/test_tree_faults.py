@@ -159,7 +159,7 @@ def test_what_the_check_missed_is_found(hole: str) -> None:
 
 @pytest.mark.parametrize("verifier", ["match", "rejection", "traversal"])
 @pytest.mark.parametrize("hole", HOLES)
-def test_a_request_goes_on_as_if_nothing_had_been_drafted(
+def test_a_request_continues_as_if_nothing_had_been_drafted(
     hole: str, verifier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     column, node, item = HOLES[hole]
@@ -189,7 +189,7 @@ def test_a_short_column_is_found(column: str) -> None:
         tree.check(ROOT_TOKEN, VOCABULARY)
 
 
-def test_an_index_of_children_that_lies_is_found() -> None:
+def test_a_wrong_index_of_children_is_found() -> None:
     tree = grown()
     tree._child[0, 2] = tree._child.pop((0, 1))
     with pytest.raises(DraftFault, match="children"):

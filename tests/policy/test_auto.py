@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.cache import PAGE_SIZE
 from slipstream.drafters import Drafter, DraftOptions
+from slipstream.drafters.auto import available
 from slipstream.drafters.base import DraftRequest
+from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head_checkpoint import own
-from slipstream.errors import SlipstreamError
+from slipstream.drafters.registry import DrafterSpec
+from slipstream.engine import core
+from slipstream.errors import NotEnoughMemory, SlipstreamError
 from slipstream.policy import saved as saving
+from slipstream.policy.record import Context, Record
 from slipstream.policy.saved import SavedPolicy
 from slipstream.tree import TokenTree
+from tests.heads import random_head
 from tests.tiny import tiny_llm
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
@@ -33,7 +40,7 @@ def llm() -> LLM:
     return tiny_llm(context=300, speculate="auto")
 
 
-def test_it_is_the_default_and_has_what_is_at_hand(llm: LLM) -> None:
+def test_it_is_the_default_and_has_the_available_drafters(llm: LLM) -> None:
     assert llm.drafter.name == "auto"
     assert list(llm.drafter.parts) == ["suffix", "grammar", "prediction"], "nothing was trained for a tiny model"
 
@@ -57,14 +64,14 @@ def test_limits_of_a_request_are_kept(llm: LLM) -> None:
         assert len(few.stats.accepted_by_depth) <= 1
         assert answer(llm, speculate="auto:max_nodes=0").stats.drafted == 0
         assert answer(llm, speculate="suffix").token_ids == expected
-    with pytest.raises(SlipstreamError, match="eagle3"):
-        answer(llm, speculate="auto:drafters=eagle3")
+        assert answer(llm, speculate="auto:drafters=suffix+grammar,max_nodes=2").token_ids == expected
+        assert answer(llm, speculate="auto:drafters=grammar").stats.drafted == 0, "there is no grammar"
+    with pytest.raises(SlipstreamError, match="unknown loaded drafter 'eagle3'"):
+        answer(llm, speculate="auto:drafters=suffix+eagle3")
 
 
 def test_with_the_clock_off_a_request_is_decided_in_the_same_way_again(llm: LLM) -> None:
-    once, again = (
-        [made[:4] for made in answer(llm, speculate="auto:clock=no").stats.decisions] for _ in range(2)
-    )
+    once, again = ([made[:4] for made in answer(llm, speculate="auto:clock=no").stats.decisions] for _ in range(2))
     assert once == again
     assert any(made[0] for made in once), "and it drafts"
 
@@ -124,7 +131,6 @@ class Sleeps(Bad):
 def planted(kind: type[Bad]) -> LLM:
     kind.calls = 0
     llm = tiny_llm(context=300, speculate=None)
-    from slipstream.drafters.registry import DrafterSpec
 
     class Spec(DrafterSpec):
         def build(self, target: Any) -> Any:
@@ -175,10 +181,56 @@ def test_what_was_learnt_is_kept_between_runs(
     assert "is ignored" in caplog.text
 
 
+def test_a_head_that_would_take_room_from_requests_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = random_head("eagle3")
+    monkeypatch.setattr(head_checkpoint, "find", lambda name, _: head if name == "eagle3" else None)
+    with tiny_llm(context=300, characters=True, device="cpu", speculate="auto", cache_tokens=640) as llm:
+        assert list(llm.drafter.parts) == ["suffix", "grammar", "prediction", "eagle3"]
+        page = PAGE_SIZE * llm.model.config.kv_bytes_per_token(llm.model.dtype.itemsize)
+    monkeypatch.setattr(core, "kv_bytes", lambda *_: (640 // PAGE_SIZE) * page)  # for K/V of the target alone
+    with tiny_llm(context=300, characters=True, device="cpu", speculate="auto", cache_tokens=640) as llm:
+        assert list(llm.drafter.parts) == ["suffix", "grammar", "prediction"]
+        assert "without a trained head" in caplog.text
+        assert len(answer(llm).token_ids) == 60
+    with pytest.raises(NotEnoughMemory):
+        tiny_llm(context=300, characters=True, device="cpu", speculate=f"eagle3:checkpoint={head}", cache_tokens=640)
+
+
 def test_a_wrong_limit_is_refused(llm: LLM) -> None:
     for wrong in ("auto:objective=fame", "auto:max_nodes=900", "auto:nodes=3", "auto:max_tpot_ms=-1"):
         with pytest.raises(SlipstreamError):
             answer(llm, speculate=wrong)
+
+
+def test_what_ships_has_the_worth_of_the_shipped_drafters_and_no_costs() -> None:
+    state = json.loads((saving.SHIPPED / "2ccae5729066b2e7.json").read_bytes())
+    assert set(state) == {"format", "worth", "record"}
+    assert {f"{origin}|{number}" for origin in ("suffix", "eagle3") for number in (0, 1, 2)} <= set(state["worth"])
+    policy = tiny_llm(context=300, speculate="auto").engine.policy
+    SavedPolicy(policy, "2ccae5729066b2e7", ("never measured",)).restore()
+    assert policy.worth.state() == state["worth"]
+    short, long = (policy.record.mean(("suffix",), Context(match, 0, 0), model=False)[0] for match in (1, 5))
+    assert short < 0.5 < 3.0 < long
+    greedy, sampled = (policy.record.mean(("eagle3",), Context(0, number, 0), model=True)[0] for number in (0, 2))
+    assert sampled < greedy
+
+
+def test_one_bad_step_does_not_rule_a_way_out() -> None:
+    record, context = Record(), Context(4, 0, 3)
+    guess, _ = record.mean(("suffix",), context, model=False)
+    record.add(("suffix",), context, 0, 8)
+    assert record.mean(("suffix",), context, model=False)[0] == pytest.approx(0.75 * guess)
+    for _ in range(60):
+        record.add(("suffix",), context, 0, 8)
+    assert record.mean(("suffix",), context, model=False)[0] < guess / 10
+
+
+def test_a_draft_model_that_is_named_may_draft_deep_trees_on_a_cpu(llm: LLM) -> None:
+    named = available(llm.target, "some-model")[-1].checked()
+    fixed = DrafterSpec("draft_model", {"model": "some-model"})
+    assert named.plan.depth > fixed.checked().plan.depth and named.plan.branch > 1
 
 
 def test_shipped_drafters_are_found_for_the_built_in_model() -> None:

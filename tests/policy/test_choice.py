@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.policy.choice import MIN_GAIN, Estimate, best_count, choose
+from slipstream.policy.choice import MIN_GAIN, Estimate, best_count, choose, short_try
 
 
 class Straight:
@@ -78,7 +78,7 @@ def test_the_number_of_nodes_is_the_global_best_over_any_staircase(
     assert rate(best) == pytest.approx(max(rate(count) for count in range(len(survivals) + 1)))
 
 
-def test_throughput_gives_the_rows_to_those_who_gain_most() -> None:
+def test_throughput_gives_the_rows_to_the_requests_that_gain_most() -> None:
     sure = [PLAIN, Estimate(("match",), None, accepted=6.0, nodes=6.0)]
     doubtful = [PLAIN, Estimate(("match",), None, accepted=0.6, nodes=3.0)]
     cost_of_a_row = 1.2
@@ -91,3 +91,10 @@ def test_throughput_gives_the_rows_to_those_who_gain_most() -> None:
 def test_the_score_is_the_logarithm_of_the_speed() -> None:
     choice = choose([[MODEL]], Straight(0.4), {"head": 1.0})
     assert choice.score == pytest.approx(math.log(choice.tokens / choice.ms))
+
+
+def test_a_short_try_has_one_node_and_promises_less_than_one_token() -> None:
+    whole = Estimate(("head",), "head", accepted=3.0, nodes=12.0, own_ms=0.5)
+    short = short_try(whole)
+    assert (short.nodes, short.own_ms, short.short) == (1.0, 0.5, True)
+    assert short.accepted == pytest.approx(0.75), "of a chain that goes on with a probability of 3/4"

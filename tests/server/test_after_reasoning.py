@@ -12,6 +12,7 @@ from slipstream.grammar import Grammars
 from slipstream.server.parsing.after_reasoning import after_reasoning
 from slipstream.server.parsing.reasoning import REASONING_STYLES
 from slipstream.text import Tokenizer
+from slipstream.tree import TokenTree
 from tests.invoking import save_model
 from tests.serving import served
 from tests.vocabularies import TEMPLATE
@@ -54,6 +55,21 @@ def test_every_kind(grammars: tuple[Grammars, Tokenizer], wanted: dict[str, Any]
     assert accepts(grammars, free, good) and accepts(grammars, free, f"<think>hm</think>\n{good}")
     assert not accepts(grammars, free, f"hm</think>\n{good}") and not accepts(grammars, free, bad)
     assert after_reasoning(wanted, QWEN, CLOSED, {}) == wanted == after_reasoning(wanted, None, OPEN, {})
+
+
+def test_the_part_ends_inside_a_draft(grammars: tuple[Grammars, Tokenizer]) -> None:
+    """The draft goes on as far as it is in the schema, and the matcher stays where the output is."""
+    made, tokenizer = grammars
+    inside = made.start(made.source(after_reasoning({"json": SCHEMA}, QWEN, OPEN, {})))
+    thought, whole, astray = (
+        tokenizer.encode(text, add_special=False)
+        for text in ("hm, so", 'hm, so</think>\n{"a": true}', 'hm, so</think>\n{"b": 1}')
+    )
+    tree = TokenTree.chain(0, whole)
+    assert inside.pruned(tree) is tree
+    same = next(place for place, (one, other) in enumerate(zip(whole, astray, strict=False)) if one != other)
+    assert inside.pruned(TokenTree.chain(0, astray)).tokens[1:] == whole[:same]
+    assert same > len(thought) and inside.allows(thought, whole[-1]), "what it thinks is free still"
 
 
 def test_tags_that_are_special_tokens(grammars: tuple[Grammars, Tokenizer]) -> None:

@@ -50,7 +50,7 @@ def test_several_choices_of_several_prompts(server: Served, llm: LLM) -> None:
     assert events[-2]["usage"]["completion_tokens"] == 180 and events[-2]["choices"] == []
 
 
-def test_sixteen_tokens_unless_told(server: Served) -> None:
+def test_sixteen_tokens_by_default(server: Served) -> None:
     answer = server.answer(PATH, {"prompt": "The quick", "ignore_eos": True})
     assert answer["usage"]["completion_tokens"] == 16
 

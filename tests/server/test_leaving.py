@@ -67,7 +67,7 @@ def test_a_client_that_goes_away_ends_its_request(tiny: str, streams: bool, path
         )
 
 
-def test_a_client_that_does_not_read_holds_nobody_up_and_misses_nothing(server: Served) -> None:
+def test_a_client_that_does_not_read_blocks_no_other_and_misses_nothing(server: Served) -> None:
     body = {**LONG, "stream": True, "return_token_ids": True, "logprobs": True, "top_logprobs": 20}
     wanted = server.answer(CHAT, {**LONG, "return_token_ids": True})["choices"][0]["token_ids"]
     slow = [raw_request(server, body) for _ in range(8)]

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from slipstream import AsyncLLM, __version__
+from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.server.app import make_app
 from slipstream.server.config import ServerConfig
 from slipstream.server.service import Service
@@ -82,7 +83,7 @@ def test_keys_from_the_command_line_and_a_file(tiny: str, tmp_path: Path) -> Non
             assert server.post(CHAT, {**HI, "model": name}, headers=bearer).status_code == status
 
 
-def test_web_pages_of_other_origins_may_ask_only_if_told(server: Served, tiny: str) -> None:
+def test_other_origins_are_allowed_only_if_configured(server: Served, tiny: str) -> None:
     asking = {"origin": "https://a.example", "access-control-request-method": "POST"}
     assert "access-control-allow-origin" not in server.http.options(CHAT, headers=asking).headers
     with served(tiny, ServerConfig(model=tiny, cors_origins=("https://a.example",), api_keys=("k",))) as open_to_a:
@@ -93,7 +94,7 @@ def test_web_pages_of_other_origins_may_ask_only_if_told(server: Served, tiny: s
         assert "access-control-allow-origin" not in open_to_a.http.options(CHAT, headers=other).headers
 
 
-def test_a_body_over_the_limit_whether_it_says_its_length_or_not(tiny: str) -> None:
+def test_a_body_over_the_limit_with_or_without_a_length(tiny: str) -> None:
     with served(tiny, ServerConfig(model=tiny, max_body_bytes=2000)) as server:
         large = {"messages": [{"role": "user", "content": "x" * 3000}]}
         assert server.post(CHAT, large).status_code == 413
@@ -108,7 +109,7 @@ def test_a_body_over_the_limit_whether_it_says_its_length_or_not(tiny: str) -> N
         assert server.post(CHAT, HI).status_code == 200
 
 
-def test_a_full_queue_is_429_and_says_when_to_come_again(tiny: str) -> None:
+def test_a_full_queue_is_429_with_a_retry_after(tiny: str) -> None:
     with served(tiny, max_num_seqs=1, max_queue=1) as server:
         server.slow_down(0.01)
         waiting = [
@@ -185,3 +186,18 @@ def test_metrics_count_what_was_done(server: Served, tiny: str) -> None:
     assert grew("slipstream:http_responses_total", f'route="{CHAT}",status="200"') == 2
     assert after[f"slipstream:kv_cache_usage_perc{{{label}}}"] == 0
     assert grew("slipstream:batch_size_count") > 0
+
+
+def test_metrics_of_the_policy_and_of_drafts_that_fail(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no such draft")
+
+    monkeypatch.setattr(SuffixDrafter, "propose", broken)
+    body = {**HI, "messages": [{"role": "user", "content": "abc abc abc abc"}], "max_tokens": 60, "temperature": 0}
+    with served(tiny) as server:  # where the policy decides
+        server.answer(CHAT, body)
+        server.answer(CHAT, {**body, "speculate": "suffix"})
+        told = values(server.http.get("/metrics").text)
+    decided = sum(value for name, value in told.items() if name.startswith("slipstream:policy_decisions_total{"))
+    assert 0 < decided <= told[f'slipstream:steps_total{{model_name="{tiny}"}}']
+    assert told[f'slipstream:draft_faults_total{{drafter="suffix",model_name="{tiny}"}}'] > 0

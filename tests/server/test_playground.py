@@ -249,7 +249,7 @@ def test_where_the_policy_decides(browser: Any, tiny: str) -> None:
         answered(page)
 
 
-def test_what_the_server_refuses_is_said(page: Any) -> None:
+def test_an_error_of_the_server_is_shown(page: Any) -> None:
     ask(page, "word " * 600)  # longer than the tiny model's context
     answered(page)
     assert "512" in page.locator(".error").text_content()

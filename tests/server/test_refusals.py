@@ -60,9 +60,12 @@ def refused(server: Served, path: str, body: Any, status: int = 400) -> dict[str
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
-        ({"speculate": "eagle3"}, None),
+        ({"speculate": "eagle3"}, "speculate"),
+        ({"speculate": "bogus"}, "speculate"),
         ({"speculate": {"method": "ngram", "nonsense": 1}}, None),
-        ({"reasoning_effort": "high"}, None),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"documents": [{"text": "a"}]}, "documents"),
+        ({"chat_template_kwargs": {"mood": "glad"}}, "chat_template_kwargs"),
     ],
 )
 def test_a_chat_that_cannot_be_honoured(server: Served, body: dict[str, Any], param: str | None) -> None:
@@ -70,6 +73,22 @@ def test_a_chat_that_cannot_be_honoured(server: Served, body: dict[str, Any], pa
     assert error["type"] == "invalid_request_error"
     if param is not None:
         assert error["param"] == param and param.split(".")[-1] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"items": {"type": "nope"}}}}, "json at /properties/a/items: "),
+        ({"anyOf": [{"type": "string"}, {"not": {}}]}, "json at /anyOf/1: "),
+        ({"enum": ["x" * 100_000 + str(number) for number in range(11)]}, "json has 11"),
+    ],
+)
+def test_a_bad_schema_is_refused_with_its_place(server: Served, schema: dict[str, Any], place: str) -> None:
+    """Or with its size, if it would explode. The server goes on."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    error = refused(server, CHAT, {"messages": HI, "max_tokens": 3, "response_format": form})
+    assert place in error["message"]
+    assert server.post(CHAT, {"messages": HI, "max_tokens": 3}).status_code == 200
 
 
 @pytest.mark.parametrize(

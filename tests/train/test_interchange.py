@@ -128,7 +128,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], list[int], dict[
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES)
-def test_a_head_from_elsewhere_gives_every_node_the_logits_that_it_gives_there(
+def test_an_imported_head_gives_every_node_the_logits_of_the_original(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, weights, ids, flags = CASES[case]
@@ -180,6 +180,26 @@ def test_the_original_layout_comes_back_as_speculators() -> None:
         assert torch.equal(foreign.weights[name.replace("midlayer.", "layers.0.")], weight), name
     assert foreign.config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3]
     assert foreign.config["norm_before_residual"] is False
+
+
+def test_the_original_layout_goes_out_as_it_came_and_names_layers_for_sglang_and_for_vllm() -> None:
+    weights = eagle_weights("midlayer.")
+    ours = brought(folder(original_config(), weights))
+    flat = export_drafter(ours, Path("head"), "sglang-eagle3", target_view())
+    assert flat.weights.keys() == weights.keys()
+    assert all(torch.equal(flat.weights[name], weight) for name, weight in weights.items())
+    assert original_config().items() <= flat.config.items()
+    # What layer k reads is counted as k by vLLM, and as k - 1, the layer that wrote it, by SGLang.
+    assert flat.config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3]
+    assert flat.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 2]
+    alone = {name: value for name, value in flat.config.items() if name != "eagle_aux_hidden_state_layer_ids"}
+    for config in (flat.config, alone):
+        back = brought(folder(config, flat.weights))
+        assert back.settings == ours.settings
+        assert all(torch.equal(back.weights[name], weight) for name, weight in ours.weights.items())
+    with pytest.raises(DraftMismatch, match="norm_before_residual"):
+        normed = brought(folder(speculators_config(), eagle_weights()))
+        export_drafter(normed, Path("head"), "sglang-eagle3", target_view())
 
 
 def test_rows_in_another_order_are_sorted_with_their_tokens() -> None:

@@ -64,7 +64,7 @@ def speculate(place: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_with_and_without_its_drafter_the_new_model_says_the_same(made: Outcome, temperature: float) -> None:
+def test_with_and_without_its_drafter_the_new_model_gives_the_same_text(made: Outcome, temperature: float) -> None:
     how = SamplingParams(temperature=temperature, max_tokens=40, seed=3)
     prompts = [[5, 6, 7], [40, 2], [90, 11, 12, 13]]
     llm = LLM(made.model, speculate=None)

@@ -97,7 +97,7 @@ def test_it_learns() -> None:
     assert last < 0.05 * first
 
 
-def test_what_was_put_aside_goes_on_bit_for_bit() -> None:
+def test_a_saved_state_resumes_bit_for_bit() -> None:
     straight, before, after = _Little(), _Little(), _Little()
     _learn(straight, Optimiser(straight, 0.02, fused=False), 7)
     first = Optimiser(before, 0.02, fused=False)

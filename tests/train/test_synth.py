@@ -310,7 +310,7 @@ def test_an_answer_may_become_the_text_of_another_question() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 25])
-def test_interrupted_work_goes_on_to_the_same_data(tmp_path: Path, whole: Path, stop: int) -> None:
+def test_interrupted_work_resumes_to_the_same_data(tmp_path: Path, whole: Path, stop: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         made(tmp_path, loaded(), 30, stop=stop, at_once=5)
     before = ChatWriter(tmp_path, fingerprint="f", vocab_size=97, arguments={"n": "x"}, sources=SOURCES).items
@@ -318,7 +318,7 @@ def test_interrupted_work_goes_on_to_the_same_data(tmp_path: Path, whole: Path, 
     assert content(made(tmp_path, loaded(), 30, at_once=7)) == content(whole)
 
 
-def test_killed_work_goes_on_to_the_same_data(tmp_path: Path, whole: Path) -> None:
+def test_killed_work_resumes_to_the_same_data(tmp_path: Path, whole: Path) -> None:
     script = (
         "from pathlib import Path\nimport torch\ntorch.set_num_threads(1)\nfrom slipstream import LLM\n"
         "import time\nimport tests.train.test_synth as t\n"

@@ -37,7 +37,7 @@ def synth(folder: Path, *arguments: object, template: str | None = PLAIN) -> Any
     return invoke("synth", *map(str, options))
 
 
-def test_it_writes_tells_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_writes_reports_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "data"
     first = synth(folder, "-n", 6)
     assert first.exit_code == 0, first.output

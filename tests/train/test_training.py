@@ -167,7 +167,7 @@ def as_command(order: TrainJob) -> list[str]:
 
 
 @pytest.mark.usefixtures("briefly")
-def test_a_killed_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_killed_training_resumes_to_the_same_weights(tmp_path: Path) -> None:
     killed, whole = order("eagle3", tmp_path / "killed", LONGER), order("eagle3", tmp_path / "whole", LONGER)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     process = subprocess.Popen(as_command(killed), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)

@@ -47,7 +47,7 @@ def test_what_was_written_is_read_again(tmp_path: Path, vocab_size: int, width: 
         assert (chat.prompt_len, chat.sampled) == (prompt_len, temperature > 0)
     with pytest.raises(IndexError):
         data[4]
-    assert data.answer_tokens == 2 + 1 + 1 + 30
+    assert data.description["counts"]["answer_tokens"] == 2 + 1 + 1 + 30
     assert data.description["counts"] == {
         "items": 5, "kept": 4, "dropped": {"empty turn": 1}, "cut": 1, "tokens": 52, "answer_tokens": 34,
     }  # fmt: skip
@@ -60,7 +60,7 @@ def test_several_data_sets_are_read_as_one(tmp_path: Path) -> None:
     one, other = fill(tmp_path / "one"), fill(tmp_path / "other", arguments={"seed": 1})
     both = ChatData(one, other)
     assert [chat.tokens.tolist() for chat in map(both.__getitem__, range(8))] == 2 * [tokens for tokens, _, _ in CHATS]
-    assert both.answer_tokens == 68 and both.description["counts"]["kept"] == 8
+    assert both.description["counts"]["answer_tokens"] == 68 and both.description["counts"]["kept"] == 8
     assert both.description["arguments"] == [{"seed": 0}, {"seed": 1}]
     stranger = fill(tmp_path / "stranger", fingerprint="cafe")
     with pytest.raises(OptionError, match=r"stranger.*different models"):
@@ -87,7 +87,7 @@ def test_a_shard_with_nothing_kept_leaves_its_counts(tmp_path: Path) -> None:
     assert writer(tmp_path).counts["dropped"] == {"turn too long": 8} and writer(tmp_path).items == 8
 
 
-def test_an_error_keeps_what_was_committed_and_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_an_error_keeps_what_was_committed_and_the_next_run_resumes(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), writer(tmp_path) as made:
         made.append([1, 2], 1, signature=[1, 2, 3, 2**64 - 1])
         made.commit(1)

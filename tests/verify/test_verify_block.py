@@ -156,7 +156,7 @@ def test_the_target_as_its_own_draft_is_accepted_whole() -> None:
 
 
 @pytest.mark.parametrize("chosen", [False, True])
-def test_traversal_says_the_same_on_a_chain(chosen: bool) -> None:
+def test_traversal_equals_block_on_a_chain(chosen: bool) -> None:
     target = target_tables(1400)
     drafter = TableDrafter(draft_tables(target, "bad", 1401), depth=3, chosen=chosen)
     ours, theirs = (decode(verifier, target, drafter, 71_000_000, 800) for verifier in (Block(), Traversal()))
@@ -207,7 +207,7 @@ def extreme(generator: np.random.Generator, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("verifier", [Block(), Traversal()])
 @pytest.mark.parametrize("u", [2**-53, 0.5, 1 - 2**-53, None])
-def test_what_has_no_probability_is_never_said(
+def test_a_token_without_probability_is_never_emitted(
     verifier: Block | Traversal, u: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if u is not None:

@@ -39,7 +39,7 @@ class PrunedByToken(TableDrafter):
     def tree(self, prefix: Prefix, random: Randomness, sample: int) -> TokenTree:
         whole = super().tree(prefix, random, sample)
         likely = {n for n in range(1, len(whole)) if float(whole.draws[n].q[whole.tokens[n]]) > 0.25}
-        return whole.kept([0, *sorted(likely)])
+        return whole.subtree([0, *sorted(likely)])
 
 
 class OtherTemperature(TableDrafter):

@@ -107,7 +107,7 @@ def test_match_is_lossless() -> None:
     assert p_value(answers, exact_joint(target)) > PASSES
 
 
-def test_match_says_the_same_with_any_tree() -> None:
+def test_match_emits_the_same_with_any_tree() -> None:
     target = target_tables(800)
     logits = {prefix: p.log().float() for prefix, p in target.items()}
     generator = np.random.default_rng(801)

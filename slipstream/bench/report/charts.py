@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from slipstream.bench.report.svg import Scale, Svg, shown, width_of
 
 Json = Mapping[str, Any]
@@ -12,6 +14,11 @@ Bounds = Sequence[float | None]  # value, low, high
 
 _BAR = 15
 _FULL, _HALF = 1000, 490
+
+
+def _wide(svg: Svg) -> str:
+    """A drawing that a phone scrolls, so that its text can be read."""
+    return f'<div class="scroll wide">{svg.render()}</div>'
 
 
 class Series(NamedTuple):
@@ -57,15 +64,19 @@ def speedups(rows: Sequence[tuple[str, Sequence[Bounds]]], series: Sequence[Seri
             if low is not None and high is not None:
                 end = x(high)
                 svg.line(x(low), y + _BAR / 2, end, y + _BAR / 2, "whisker")
-                for bound in (low, high):
+                for bound in (low, high) if high <= x.high else (low,):
                     svg.line(x(bound), y + 4, x(bound), y + _BAR - 4, "whisker")
+                if high > x.high:  # it goes on: an arrow, and where it ends
+                    svg.text(end + 50, y + _BAR - 4, f"to {high:.1f}x", "axis")
+                    for side in (-3, 3):
+                        svg.line(end - 5, y + _BAR / 2 + side, end, y + _BAR / 2, "whisker")
             svg.text(end + 6, y + _BAR - 4, f"{value:.2f}x", "value")
             y += _BAR
         y += gap
         if number == 0:
             svg.line(8, y - gap / 2, _FULL - 8, y - gap / 2, "rule")
     svg.line(x(1), top - 4, x(1), height - 22, "one")
-    return svg.render()
+    return _wide(svg)
 
 
 def by_depth(
@@ -103,9 +114,18 @@ def _depth(values: Sequence[float]) -> int:
 
 
 def sweep(
-    points: Mapping[str, Sequence[Point]], series: Sequence[Series], axis: str, unit: str, *, one: bool = False
+    points: Mapping[str, Sequence[Point]],
+    series: Sequence[Series],
+    axis: str,
+    unit: str,
+    *,
+    one: bool = False,
+    own: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Values over the values of a sweep, with intervals; `one`: with a line at 1."""
+    """Values over the values of a sweep, with intervals; `one`: with a line at 1.
+
+    `own`: what each setting took by itself, and its value; a ring, between the labels as far as their logarithms say.
+    """
     drawn = [each for each in series if points.get(each.name)]
     if not drawn or max(len(points[each.name]) for each in drawn) < 2:
         return ""
@@ -114,6 +134,7 @@ def sweep(
     tops = [
         min(b[2] or 0.0, 2 * most) for each in drawn for _, b, _ in points[each.name]
     ]  # few prompts: wide intervals
+    most = max(most, *(value for _, value in (own or {}).values()), 0.0)
     svg = Svg(_HALF, 280, f"{unit} over {axis}")
     x, y = Scale(0, len(labels) - 1, 84, _HALF - 50), Scale(0, max(most, *tops) * 1.08, 232, 12)
     for tick in y.ticks(5):
@@ -136,6 +157,11 @@ def sweep(
             if note:
                 svg.text(spots[-1][0], spots[-1][1] - 10, note, "axis", "middle")
         svg.path(spots, f"stroke {each.kind}")
+        if own is not None and each.name in own:
+            at, value = own[each.name]
+            place_of_own = np.interp(np.log1p(at), np.log1p([float(label) for label in labels]), range(len(labels)))
+            told = f"{each.name} by itself: {at:.1f} {axis}, {value:.3g} {unit}"
+            svg.circle(x(float(place_of_own)), y(value), 7, f"stroke {each.kind}", title=told)
     return svg.render()
 
 
@@ -158,7 +184,7 @@ def time_split(rows: Sequence[tuple[str, Mapping[str, float]]], parts: Sequence[
             svg.rect(x(at), y, x(at + ms) - x(at), 22, f"fill {kind}", title=f"{part}: {ms:.2f} ms per token", radius=0)
             at += ms
         svg.text(x(at) + 6, y + 16, f"{at:.1f} ms", "value")
-    return svg.render()
+    return _wide(svg)
 
 
 def latencies(metric: str, rows: Sequence[tuple[Series, Json | None]]) -> str:
@@ -214,4 +240,4 @@ def decisions(steps: Sequence[Json], kinds: Mapping[str, str]) -> str:
         if each["probe"]:
             svg.circle(x + width / 2, base + 10, 2.4, "fill probe", title="a probe")
     svg.text(50, base + 34, "steps of the answer: pale, nodes verified; full, tokens emitted; dots, probes", "axis")
-    return svg.render()
+    return _wide(svg)

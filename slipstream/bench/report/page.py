@@ -1,4 +1,4 @@
-"""Puts a report together: one HTML page that asks nobody for anything."""
+"""Puts a report together: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from slipstream.bench.figures import ALL
+from slipstream.bench.condition_table import ALL
 from slipstream.bench.intervals import Interval
 from slipstream.bench.report import charts
 from slipstream.bench.report.charts import Series
@@ -49,7 +49,7 @@ def _engine_sections(results: Json) -> Iterable[str]:
     yield _section(
         "Speed-up by category",
         "Tokens per second from arrival to last token, over those of plain decoding on the same prompts in the same "
-        "process. Bars with 95% intervals (paired bootstrap over prompts); the dashed line is plain decoding.",
+        "process. Bars with 95% intervals (stratified bootstrap over prompts); the dashed line is plain decoding.",
         charts.speedups(_category_rows(figures, series), series) + legend(series),
     )
     yield _table(figures)
@@ -160,9 +160,9 @@ def _verdicts(results: Json) -> str:
 
 def _category_rows(figures: Json, series: Sequence[Series]) -> list[tuple[str, list[Sequence[float | None]]]]:
     rows = []
-    for category, plain in figures[PLAIN].items():
-        if plain is not None:
-            count = plain["prompts"]
+    for category, first in figures[series[0].name].items():
+        if first is not None:
+            count = first["prompts"]
             rows.append((f"{category} ({count})", [figures[each.name][category]["speedup"] for each in series]))
     return rows
 
@@ -209,7 +209,18 @@ def _table(figures: Json) -> str:
     head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{row}</tr>" for row in rows)
     note = "Times in ms. <i>decode</i>: speed-up without the first token. <i>break-even</i>: tokens/step to pay off."
-    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div><p class="note">{note}</p>'
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div><p class="note">{note}{_beyond(figures)}</p>'
+
+
+def _beyond(figures: Json) -> str:
+    """What intervals are for, and how wide they are for other prompts."""
+    spans = []
+    for name, each in figures.items():
+        low, high = (each[ALL] or {}).get("speedup_beyond", (None, None, None))[1:]
+        if name != PLAIN and low is not None:
+            spans.append(f"{escape(name)} {low:.2f}x to {high:.2f}x")
+    told = " Intervals are for the prompts of this file; for others of these kinds: "
+    return told + ", ".join(spans) + "." if spans else ""
 
 
 def _depth_notes(figures: Json, series: Sequence[Series]) -> str:

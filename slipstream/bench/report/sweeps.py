@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slipstream.bench.figures import ALL
+from slipstream.bench.condition_table import ALL
 from slipstream.bench.report import charts
 from slipstream.bench.report.charts import Point, Series
 from slipstream.bench.schedule import PLAIN
@@ -32,11 +32,15 @@ def sweep_sections(
     if figures:
         told = "Each chart changes one thing and leaves the rest as it is. Bars are 95% intervals."
         yield section("Under other conditions", told, f'<div class="pair">{"".join(figures)}</div>' + legend(everyone))
-    trees = charts.sweep(_points(conditions, series, "nodes", _per_ms), series, "nodes of a tree", "tokens per ms")
+    own = {each.name: point for each in series if (point := _by_itself(conditions[0], each.name)) is not None}
+    trees = charts.sweep(
+        _points(conditions, series, "nodes", _per_ms), series, "nodes of a tree", "tokens per ms", own=own
+    )
     if trees:
         told = (
             "Larger trees bring more tokens per step, and each step costs more. Tokens per millisecond of decoding are "
-            "what counts."
+            "what counts. Rings: the mean size that a setting took by itself, as a policy decides in every step, and "
+            "what that gave."
         )
         steps = charts.sweep(
             _points(conditions, series, "nodes", _per_step), series, "nodes of a tree", "tokens per step"
@@ -63,6 +67,14 @@ def _points(
         ]
         for one in series
     }
+
+
+def _by_itself(base: Json, setting: str) -> tuple[float, float] | None:
+    """The mean size of a setting's trees where none was given, steps without a draft included, and tokens per ms."""
+    total = base["figures"].get(setting, {}).get(ALL)
+    if total is None or base["condition"]["nodes"] is not None or not total["step_ms"]:
+        return None
+    return total["rows_per_step"] - 1, total["tokens_per_step"] / total["step_ms"]["total"]
 
 
 def _speedup(total: Json) -> Sequence[float | None]:

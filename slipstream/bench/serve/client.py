@@ -67,7 +67,8 @@ class _Stream(asyncio.Protocol):
     def __init__(self) -> None:
         self.response = Response()
         self.done: asyncio.Future[None] | None = None
-        self.open = True
+        self.open = True  # for another request
+        self.closed = False
         self._head = b""
         self._tail = b""
         self._left: int | None = None  # bytes of the body to come; None: chunked, or until the connection closes
@@ -110,7 +111,7 @@ class _Stream(asyncio.Protocol):
         return body
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.open = False
+        self.open, self.closed = False, True
         if self.done is not None and not self.done.done():
             if self._chunked or self._left is not None or not self._in_body:
                 self.response.error = f"the connection was closed: {error}" if error else "the connection was closed"
@@ -146,10 +147,19 @@ class Client:
         lines = [f"{method} {self._address.path}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in (self._headers | dict(more)).items()]
         message = "\r\n".join([*lines, "", ""]).encode() + payload
+        self._idle = [one for one in self._idle if not one[1].closed]
+        response = await self._exchange(message, self._idle.pop() if self._idle else None)
+        if response is None:  # the server had closed the kept connection
+            response = await self._exchange(message, None)
+        assert response is not None
+        return response
+
+    async def _exchange(self, message: bytes, kept: tuple[asyncio.Transport, _Stream] | None) -> Response | None:
+        """Send a request on a connection; None if that was a kept one, and closed before anything came."""
         response = Response()
         response.sent = time.perf_counter()
         try:
-            transport, stream = await self._connection()
+            transport, stream = kept or await self._connect()
         except OSError as error:
             response.error = f"no connection to {self._address.host}:{self._address.port}: {error.strerror or error}"
             return response
@@ -164,13 +174,9 @@ class Client:
             self._idle.append((transport, stream))
         else:
             transport.close()
-        return response
+        return None if kept is not None and stream.closed and not response.pieces else response
 
-    async def _connection(self) -> tuple[asyncio.Transport, _Stream]:
-        while self._idle:
-            transport, stream = self._idle.pop()
-            if stream.open and not transport.is_closing():
-                return transport, stream
+    async def _connect(self) -> tuple[asyncio.Transport, _Stream]:
         loop = asyncio.get_running_loop()
         return await loop.create_connection(_Stream, self._address.host, self._address.port, ssl=self._tls)
 

@@ -51,6 +51,7 @@ def point(offered: Offered, model: str, levels: Mapping[str, float]) -> Json:
     }
     found: Json = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": "openai-chat",
         "backend": "openai-chat",
         "label": str(offered.load),
         "load": str(offered.load),
@@ -80,6 +81,8 @@ def point(offered: Offered, model: str, levels: Mapping[str, float]) -> Json:
         "output_lens": [answer.output_len for answer in offered.answers],
         "ttfts": [answer.ttft for answer in offered.answers],
         "itls": [answer.itl for answer in offered.answers],
+        "latencies": [answer.latency for answer in offered.answers],
+        "start_times": [answer.started for answer in offered.answers],
         "errors": [answer.error for answer in offered.answers],
     }
     return found
@@ -104,14 +107,15 @@ def _meets(answer: Served, levels: Mapping[str, float]) -> bool:
 
 
 def _peaks(answers: Sequence[Served]) -> tuple[float, int]:
-    """The most chunks that arrived in one second, and the most requests under way in one second."""
+    """The most chunks that arrived in one second, and the most requests that were under way at once."""
     if not answers:
         return 0.0, 0
     began = min(answer.started for answer in answers)
     length = int(max(answer.started + answer.latency for answer in answers) - began) + 2
-    chunks, running = np.zeros(length), np.zeros(length, int)
+    chunks = np.zeros(length)
     for answer in answers:
         times = answer.started - began + answer.ttft + np.cumsum([0.0, *answer.itl])
         np.add.at(chunks, times.astype(int), 1)
-        running[int(answer.started - began) : int(answer.started + answer.latency - began) + 1] += 1
-    return float(chunks.max()), int(running.max())
+    ends = [(answer.started + answer.latency, -1) for answer in answers]  # before what starts at the same time
+    changes = [change for _, change in sorted([*((answer.started, 1) for answer in answers), *ends])]
+    return float(chunks.max()), int(np.cumsum(changes).max())

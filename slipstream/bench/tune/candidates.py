@@ -1,4 +1,4 @@
-"""Which settings are worth trying for a model: the drafters at hand, and tree sizes of the best of them."""
+"""Which settings are worth trying for a model: the available drafters, and tree sizes of the best of them."""
 
 from __future__ import annotations
 

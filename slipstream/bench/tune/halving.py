@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.bench.figures import ALL, ConditionTable, Grouping
+from slipstream.bench.condition_table import ALL, ConditionTable, Grouping
 from slipstream.bench.intervals import Interval
 from slipstream.bench.measure import Answer, Run
 from slipstream.bench.prompts import BenchPrompt
@@ -40,6 +40,8 @@ class Finding:
     by_category: dict[str, Interval]  # of the best, under the first condition
     tried: dict[str, float] = field(default_factory=dict)  # setting -> speed-up when it was dropped, or at the end
     prompts: int = 0
+    setup: str = ""  # what costs were measured on
+    policy: Json = field(default_factory=dict)  # what the policy learnt in the finals
 
 
 class Halving:
@@ -89,6 +91,7 @@ class Halving:
         llm = self._open([PLAIN, *settings])
         run, order = self._run(llm, settings)
         self._measure(run, order, settings, deadline)
+        setup, policy = llm.learnt()
         llm.close()
         tables = [self._table(run.answers, number) for number in range(len(self._conditions))]
         speedups = {str(t.condition): {s: t.speedup(s, t.chosen(ALL) or t.keys) for s in settings} for t in tables}
@@ -98,7 +101,8 @@ class Halving:
         over = {str(t.condition): t.ratio(best, AUTO, t.chosen(ALL) or t.keys) for t in tables}
         first = tables[0]
         by_category = {name: first.speedup(best, first.chosen(name)) for name in first.categories}
-        return Finding(best, speedups, over, by_category, self._tried, len({prompt for prompt, _ in first.keys}))
+        asked = len({prompt for prompt, _ in first.keys})
+        return Finding(best, speedups, over, by_category, self._tried, asked, setup, policy)
 
     def _run(self, llm: LLM, settings: Sequence[str]) -> tuple[Run, list[int]]:
         run = Run(llm, self._prompts, [PLAIN, *settings], self._conditions, self._tokens)

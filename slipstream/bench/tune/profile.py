@@ -45,11 +45,14 @@ def _shown(speed: Interval) -> str:
 def save_profile(finding: Finding, facts: Facts, path: Path) -> None:
     """Write the profile."""
     lines = ["# made by `slipstream tune`; use it with --profile or LLM(profile=...)"]
-    lines += _pairs({"format": FORMAT, "version": VERSION, "speculate": finding.best, **facts})
+    lines += _pairs({"format": FORMAT, "version": VERSION, "speculate": finding.best, "setup": finding.setup, **facts})
     for condition, speeds in finding.speedups.items():
         lines += ["", "[[measured]]", *_pairs({"condition": condition, "prompts": finding.prompts})]
         lines += _pairs({"speedup": _bounds(speeds[finding.best]), "over_auto": _bounds(finding.over_auto[condition])})
     lines += ["", "[tried]", *_pairs(dict(sorted(finding.tried.items(), key=lambda pair: -pair[1])), quoted=True)]
+    if finding.policy:
+        lines += ["", "[policy] # priors (worth, record) and costs (passes, drafts), as the policy keeps them"]
+        lines += _pairs(finding.policy)
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
@@ -61,5 +64,14 @@ def _bounds(speed: Interval) -> list[float]:
 
 
 def _pairs(values: dict[str, Any], *, quoted: bool = False) -> Sequence[str]:
-    """Lines of TOML: strings, numbers and lists of numbers are written as in JSON."""
-    return [f"{json.dumps(name) if quoted else name} = {json.dumps(value)}" for name, value in values.items()]
+    """Lines of TOML."""
+    return [f"{json.dumps(name) if quoted else name} = {_toml(value)}" for name, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    """A value on one line: all but tables are written as in JSON."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(name))} = {_toml(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)

@@ -50,7 +50,7 @@ def file_lines(path: Path) -> list[str]:
 
 
 def read_dialogues(path: Path) -> list[Dialogue]:
-    """The lines of a file; whatever is wrong with one is told with its number."""
+    """The lines of a file; an error names the line by its number."""
     lines = file_lines(path)
     numbered = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:

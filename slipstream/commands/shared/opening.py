@@ -35,7 +35,7 @@ def open_async_llm(setup: EngineSetup, **more: Any) -> AsyncLLM:
 
 
 def _arguments(setup: EngineSetup) -> dict[str, Any]:
-    """The engine's arguments, checked, with all models at hand."""
+    """The engine's arguments, checked, with all models downloaded."""
     spec = setup.drafter()
     if setup.threads is not None:
         checks.integer("threads", setup.threads, 1)

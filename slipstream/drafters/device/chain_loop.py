@@ -24,8 +24,8 @@ class ChainDraft(DeviceDraft):
 
     scratch = 0
 
-    def __init__(self, drafter: SuffixDrafter) -> None:
-        self.nodes = self.depth = min(drafter.plan.depth, drafter.plan.nodes)
+    def __init__(self, drafter: SuffixDrafter, length: int) -> None:
+        self.nodes = self.depth = length
         self.origins = (drafter.name,)
         self._min_match = drafter.options.min_match
 

@@ -12,16 +12,15 @@ from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
 
 
-class DeviceLoop(ABC):
-    """A drafter's part of a round, for lanes of one size. Tensor operations only, without host synchronisation."""
+class DeviceKeeper(ABC):
+    """What a drafter keeps of the target's outputs in rounds, whether it drafts in them or not.
+
+    Tensor operations only, without host synchronisation.
+    """
 
     @abstractmethod
     def fill(self, sequences: Mapping[int, Sequence]) -> None:
         """Copy the host's state of sequences that take a lane; those that continue from the last round are not here."""
-
-    @abstractmethod
-    def draft(self, sampled: bool) -> None:
-        """Write the trees below the roots into the lanes. `sampled`: whether any lane is not greedy."""
 
     @abstractmethod
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
@@ -33,6 +32,14 @@ class DeviceLoop(ABC):
     @abstractmethod
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         """Write the state back to the host after a burst. `root_slot`: slot of the last round's root."""
+
+
+class DeviceLoop(DeviceKeeper):
+    """A drafter's part of a round in which it drafts, for lanes of one size."""
+
+    @abstractmethod
+    def draft(self, sampled: bool) -> None:
+        """Write the trees below the roots into the lanes. `sampled`: whether any lane is not greedy."""
 
 
 class DeviceDraft(ABC):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from slipstream.drafters.device.device_draft import DeviceKeeper
 from slipstream.drafters.device.tree_loop import TreeDraft, TreeLoop
 from slipstream.gpu.lanes import path_rows
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from slipstream.types import Plan
 
 
-class LastStates:
+class LastStates(DeviceKeeper):
     """The target's hidden states from which the roots of lanes were chosen: the heads' only input besides tokens."""
 
     def __init__(self, drafter: MedusaDrafter, lanes: Lanes) -> None:
@@ -32,15 +33,15 @@ class LastStates:
         """Copy them from the sequences."""
         for lane, sequence in sequences.items():
             hidden = self._drafter.hidden_of(sequence)
-            assert hidden is not None
-            self._hidden[lane] = hidden
+            if hidden is not None:  # rounds in which the heads do not draft need none
+                self._hidden[lane] = hidden
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
         """Take those of the last nodes of the accepted paths."""
         last = path_rows(path, self._nodes).gather(1, accepted[:, None])[:, 0]
         self._hidden.copy_(taps[self._drafter.taps[0]][last])
 
-    def settle(self, sequence: Sequence, lane: int) -> None:
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         """Write a sequence's own back."""
         self._drafter.know(sequence, self._hidden[lane].clone())
 
@@ -101,4 +102,4 @@ class HeadsLoop(TreeLoop):
         self._states.observe(path, accepted, taps)
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
-        self._states.settle(sequence, lane)
+        self._states.settle(sequence, lane, root_slot)

@@ -9,6 +9,8 @@ import torch
 from slipstream.attention import LaneTiles
 from slipstream.drafters.heads.sequential import FeatureLoop
 from slipstream.gpu.forest import Followed
+from slipstream.sequence import Sequence
+from slipstream.types import GREEDY_TEMPERATURE
 
 if TYPE_CHECKING:
     from slipstream.drafters.device.tree_loop import TreeDraft
@@ -36,6 +38,19 @@ class ParallelLoop(FeatureLoop):
         self._gates: torch.Tensor  # [lanes, depth, rank]
 
     def begin(self) -> torch.Tensor:
+        drafter, lanes = self.drafter, self.lanes
+        block = self._block_output()
+        self._logits = drafter.judged(block).unflatten(0, (lanes.size, -1))
+        self._gates = drafter.gates(block).unflatten(0, (lanes.size, -1))
+        sharpness = drafter.sharpness(block)
+        if sharpness is not None:  # it is about the first choice: only greedy requests want that
+            greedy = (lanes.temperatures < GREEDY_TEMPERATURE)[:, None, None]
+            factor = torch.where(greedy, sharpness.unflatten(0, (lanes.size, -1)), 1.0)
+            self._logits, self._gates = self._logits * factor, self._gates * factor
+        return self._logits[:, 0]
+
+    def _block_output(self) -> torch.Tensor:
+        """The layers' output at the roots and the rows without a token, [lanes * depth, width]."""
         drafter, lanes, offsets = self.drafter, self.lanes, self._offsets
         first, blanks = self.first_fresh, len(self._block) - 1
         offset = offsets - lanes.accepted[:, None]  # the root: 0, [lanes, rows]
@@ -49,11 +64,38 @@ class ParallelLoop(FeatureLoop):
         rows = drafter.laned(lanes.rows(first, offsets), self._chain.after(first))
         output = drafter.stacked(embedded.flatten(0, 1), hidden.flatten(0, 1), rows)
         wanted = torch.arange(lanes.size, device=lanes.device)[:, None] * len(offsets)
-        block = output[(wanted + lanes.accepted[:, None] + self._block).flatten()]
-        self._logits = drafter.judged(block).unflatten(0, (lanes.size, -1))
-        self._gates = drafter.gates(block).unflatten(0, (lanes.size, -1))
-        return self._logits[:, 0]
+        return output[(wanted + lanes.accepted[:, None] + self._block).flatten()]
 
     def follow(self, level: int, nodes: Followed) -> torch.Tensor:
         links = self.drafter.linked(nodes.tokens, self._gates[:, level, None])
         return (self._logits[:, level, None] + links).flatten(0, 1)
+
+
+class InjectedLoop(ParallelLoop):
+    """The rows of a lane: the root and those without a token. The newest tokens before the root have K/V from the
+    target's hidden states, which are written before.
+    """
+
+    def __init__(self, drafter: ParallelDrafter, draft: TreeDraft, lanes: Lanes) -> None:
+        super().__init__(drafter, draft, lanes)
+        self._chain = LaneTiles(lanes.tables, len(self._block), drafter.shape.group)
+        self._fresh = torch.arange(lanes.depth + 1, device=lanes.device)
+        self._lines = torch.arange(lanes.size, device=lanes.device).repeat_interleave(lanes.depth + 1)
+
+    def _block_output(self) -> torch.Tensor:
+        drafter, lanes = self.drafter, self.lanes
+        fused = drafter.hidden(self.features())  # of the row before each of the newest tokens
+        # Rows that are none of a token before the root go to the root's slot, which its own row overwrites.
+        offsets = (self._fresh - lanes.accepted[:, None] - 1).clamp_max(0)
+        offsets = torch.where(lanes.slots[:, None] + offsets < 0, 0, offsets).flatten()
+        drafter.inject(fused, lanes.rows_after_roots(self._lines, offsets, offsets))
+        masks = drafter.mask(self._block[:-1]).expand(lanes.size, -1, -1)
+        embedded = torch.cat([drafter.target.embed(lanes.tokens[:, :1]), masks], 1)
+        hidden = torch.cat([self.last_fresh(fused)[:, None], drafter.blank.expand_as(masks)], 1)
+        rows = drafter.laned(lanes.rows(lanes.slots, self._block), self._chain.after(lanes.slots))
+        return drafter.stacked(embedded.flatten(0, 1), hidden.flatten(0, 1), rows)
+
+    def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
+        super().settle(sequence, lane, root_slot)
+        # The root's row is one of the head, and not yet from the target's hidden state.
+        sequence.table.lengths[self.drafter.key] = min(root_slot, sequence.cached)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from slipstream import noise
 from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
 from slipstream.drafters.device.medusa_loop import LastStates
 from slipstream.drafters.growing.static_tree import RANKS, StaticTree
 from slipstream.gpu import forest
+from slipstream.gpu.device_sampling import match_keys
 from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
 
@@ -112,11 +112,11 @@ class StaticLoop(DeviceLoop):
         """The target's noise at the positions of these depths."""
         lanes, count = self.lanes, len(depths)
         positions = (lanes.slots[:, None] + 1 + depths).flatten()
-        keys = noise.fold(noise.fold(lanes.stems.repeat_interleave(count, 1), positions), noise.MATCH)
+        keys = match_keys(lanes.stems.repeat_interleave(count, 1), positions)
         return forest.SamplingNoise(lanes.temperatures.repeat_interleave(count), keys, self._drafter.vocab)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
         self._states.observe(path, accepted, taps)
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
-        self._states.settle(sequence, lane)
+        self._states.settle(sequence, lane, root_slot)

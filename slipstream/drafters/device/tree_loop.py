@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from slipstream import noise
 from slipstream.attention import LaneTiles, Tiles
 from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
 from slipstream.drafters.growing.tree_growth import GrowingDrafter
 from slipstream.gpu import forest
+from slipstream.gpu.device_sampling import match_keys
 from slipstream.gpu.lanes import LaneRows, Lanes
 from slipstream.models.config import ModelConfig
 from slipstream.sequence import Sequence
@@ -68,6 +68,7 @@ class TreeLoop(DeviceLoop):
         self._key = drafter.key
         self.pool = forest.Pool(lanes.size, draft.widths, draft.branch, lanes.device, draft.chain)
         self._joined = draft.chain > 0
+        self._below = 1 + torch.arange(len(draft.widths), device=lanes.device)
         self._first = torch.arange(lanes.size, device=lanes.device) * (lanes.depth + 1)
 
     # -- implemented by subclasses
@@ -95,10 +96,11 @@ class TreeLoop(DeviceLoop):
     def grow(self, sampled: bool) -> None:
         """Fill the pool, level by level."""
         pool = self.pool
+        keys = self._keys() if sampled else None
         nodes, logits = pool.begin(), self.begin()
-        for level, width in enumerate(pool.widths):
-            sampling_noise = self._sampling_noise(level, width) if sampled else None
-            scores, indices = forest.likeliest_tokens(logits, pool.branch, sampling_noise)
+        for level in range(len(pool.widths)):
+            noise = None if keys is None else forest.SamplingNoise(self.lanes.temperatures, keys[:, level], self.ids)
+            scores, indices = forest.likeliest_tokens(logits, pool.branch, noise)
             followed = pool.grow(level, nodes, scores, indices, self.ids)
             if followed is not None:
                 nodes = followed
@@ -111,13 +113,11 @@ class TreeLoop(DeviceLoop):
         if self._joined:
             lanes.origins[:, 1:] = best.joined
 
-    def _sampling_noise(self, level: int, width: int) -> forest.SamplingNoise:
-        """For the children of the nodes of a level: the target's noise at their position."""
-        lanes = self.lanes
-        keys = noise.fold(noise.fold(lanes.stems, lanes.slots + level + 1), noise.MATCH)
-        return forest.SamplingNoise(
-            lanes.temperatures.repeat_interleave(width), keys.repeat_interleave(width, 1), self.ids
-        )
+    def _keys(self) -> torch.Tensor:
+        """Of the target's noise at the positions of each level's children, int64 [2, levels, lanes]."""
+        lanes, levels = self.lanes, len(self._below)
+        positions = lanes.slots + self._below[:, None]
+        return match_keys(lanes.stems.repeat(1, levels), positions.flatten()).view(2, levels, lanes.size)
 
     @property
     def first_fresh(self) -> torch.Tensor:

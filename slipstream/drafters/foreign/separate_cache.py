@@ -82,7 +82,7 @@ class SeparateCache:
 
     def share(self, held: Held, final: list[int]) -> None:
         """Let other sequences share the rows of `final`: leading tokens that will never be taken back."""
-        self._cache.share(held.table, self._name, final)
+        self._cache.publish(held.table, self._name, final)
 
     def release(self, held: Held) -> None:
         """Free all pages."""

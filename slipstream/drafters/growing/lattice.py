@@ -15,18 +15,38 @@ import torch
 CANDIDATES = 64  # per level; less likely tokens are hardly on a path that is worth a node
 
 
+def linked_candidates(scores: torch.Tensor, across: Callable[[torch.Tensor], torch.Tensor], reach: int) -> torch.Tensor:
+    """Candidates of each level, [levels, candidates]: the tokens of the highest probability after one of the `reach`
+    likeliest tokens of the level before, that token's own probability included.
+
+    `across`: change of the logits of all tokens after tokens [levels - 1, reach], as [levels - 1, reach, tokens].
+    """
+    before, tokens = torch.topk(scores, min(reach, scores.shape[1]))
+    chances = (before - scores.logsumexp(-1, keepdim=True))[:-1, :, None]
+    after = torch.log_softmax(scores[1:, None] + across(tokens[:-1]), -1)
+    reached = torch.cat([scores[:1], (after + chances).amax(1)])
+    return torch.topk(reached, min(CANDIDATES, scores.shape[1])).indices
+
+
 class Lattice:
     """Candidates of each level and their probabilities after each candidate of the level before."""
 
     def __init__(
-        self, scores: torch.Tensor, link: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], branch: int
+        self,
+        scores: torch.Tensor,
+        link: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        branch: int,
+        candidates: torch.Tensor | None = None,
     ) -> None:
         """`scores` [levels, tokens]: logits of each level without knowledge of the previous token.
 
         `link`: change of the logits of candidates [levels - 1, candidates] after tokens [levels - 1, before], as
-        [levels - 1, before, candidates]. `branch`: most candidates after one token.
+        [levels - 1, before, candidates]. `branch`: most candidates after one token. `candidates` [levels, candidates]:
+        by `linked_candidates`; None: those of the highest scores.
         """
-        best, self._tokens = torch.topk(scores, min(CANDIDATES, scores.shape[1]))  # [levels, candidates]
+        if candidates is None:
+            candidates = torch.topk(scores, min(CANDIDATES, scores.shape[1])).indices
+        best, self._tokens = scores.gather(1, candidates), candidates  # [levels, candidates]
         branch = min(branch, best.shape[1])
         whole = scores.logsumexp(-1)
         first = (best[0, :branch] - whole[0]).exp().clamp_max(1.0)  # after the root, which is known

@@ -10,6 +10,7 @@ user's own take precedence.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -29,7 +30,8 @@ from slipstream.models.config import ModelConfig
 
 FORMAT, VERSION = "slipstream-drafter", 1
 DESCRIPTION, WEIGHTS = "drafter.json", "weights.safetensors"
-_SHIPPED = Path(__file__).parents[1] / "shipped"
+HASH = "weights_sha256"  # what a description calls the hash of the file of weights
+SHIPPED = Path(__file__).parents[1] / "shipped"
 _SHAPE = ("vocab_size", "hidden_size", "layers")  # of a target
 
 
@@ -82,16 +84,17 @@ class Trained:
 
 def directory(method: str, fingerprint: str) -> Path:
     """Default path of the user's own drafter of a kind for a target."""
-    return _own_folder() / f"{method}-{fingerprint}"
+    return own_folder() / f"{method}-{fingerprint}"
 
 
-def _own_folder() -> Path:
+def own_folder() -> Path:
+    """Where the user's own drafters lie."""
     return cache_directory() / "drafters"
 
 
 def find(method: str, fingerprint: str) -> Path | None:
     """The drafter of this kind for this target, if there is one."""
-    for place in (directory(method, fingerprint), _SHIPPED / f"{method}-{fingerprint}"):
+    for place in (directory(method, fingerprint), SHIPPED / f"{method}-{fingerprint}"):
         if (place / DESCRIPTION).exists():
             return place
     return None
@@ -101,12 +104,12 @@ def of_shape(method: str, config: ModelConfig) -> list[Path]:
     """The drafters of this kind made for a target of this shape, the user's own first. Only the fingerprint identifies
     the target.
     """
-    places = [found for folder in (_own_folder(), _SHIPPED) for found in sorted(folder.glob(f"{method}-*"))]
+    places = [found for folder in (own_folder(), SHIPPED) for found in sorted(folder.glob(f"{method}-*"))]
     return [place for place in places if (place / DESCRIPTION).exists() and _has_shape(place, config)]
 
 
 def _has_shape(place: Path, config: ModelConfig) -> bool:
-    target = _description(place).get("target")
+    target = describe(place).get("target")
     return isinstance(target, dict) and all(target.get(name) == getattr(config, name) for name in _SHAPE)
 
 
@@ -138,7 +141,7 @@ def named(given: str, kinds: Collection[str]) -> Path | None:
 
 def load(place: Path) -> Trained:
     """Read a checkpoint; errors name the file and a hint."""
-    description = _description(place)
+    description = describe(place)
     try:
         stored = load_file(place / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -160,7 +163,8 @@ def load(place: Path) -> Trained:
         raise CorruptFile(f"{place / DESCRIPTION} is not complete: {error!r}", hint="train or copy it again") from None
 
 
-def _description(place: Path) -> dict[str, Any]:
+def describe(place: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself; errors name the file."""
     file = place / DESCRIPTION
     if not file.exists():
         raise ModelNotFound(f"{place} holds no trained drafter", hint=f"it would have a {DESCRIPTION}")
@@ -196,10 +200,12 @@ def save(place: Path, trained: Trained, *, bits: int | None = None, files: Mappi
     partial.mkdir(parents=True)
     try:
         write_tensors(partial / WEIGHTS, stored)
+        with (partial / WEIGHTS).open("rb") as content:
+            description[HASH] = hashlib.file_digest(content, "sha256").hexdigest()
         (partial / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
         for name, text in (files or {}).items():
             (partial / name).write_text(text, encoding="utf-8")
-        _replace(place, partial)
+        put(partial, place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -215,8 +221,14 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
     file.chmod(mode)
 
 
-def _replace(place: Path, partial: Path) -> None:
-    """Put a directory in place of another one; there is never a partial one."""
+def put(ready: Path, place: Path) -> None:
+    """Move a directory, perhaps in place of another one; there is never a partial one."""
+    partial = ready
+    if ready.parent != place.parent:  # perhaps on another disk, from which it cannot be moved at once
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_name(f".{place.name}-{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(ready, partial)
     old = place.with_name(f".{place.name}-old-{os.getpid()}")
     if place.exists():
         place.rename(old)

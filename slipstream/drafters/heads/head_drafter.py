@@ -157,7 +157,7 @@ def restored(kind: type[LearnedDrafter[Any]], checkpoint: head_checkpoint.Traine
     return head.eval()
 
 
-_BY_CHANCE = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)
+_RANDOM_INITS = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)
 
 
 class _SkipInit(TorchFunctionMode):
@@ -170,7 +170,7 @@ class _SkipInit(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        if func in _BY_CHANCE:
+        if func in _RANDOM_INITS:
             return args[0] if args else given["tensor"]
         return func(*args, **given)
 

@@ -52,6 +52,12 @@ class HeadLayer(nn.Module):
         parts = rotated(qkv, turns).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         return Projected(*parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1))
 
+    def keyed(self, kv: torch.Tensor, turns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """k and v from elsewhere, [batch, length, width of both], as attention reads them; `turns`: of k and v."""
+        parts = rotated(kv, turns).unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        k, v = parts.chunk(2, 1)
+        return k, v
+
     def close(self, mixed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Attention output [batch, heads, length, size] -> the layer's output [batch, length, width]."""
         x = residual + self.out(mixed.transpose(1, 2).flatten(2))

@@ -17,14 +17,11 @@ from slipstream.models.native_rows import NativeRows, native_shape
 from slipstream.models.rows import PlacedRows, Rows, tokens_of, wanted_rows
 
 
-class HeadRows:
-    """The part of a pass that does not depend on the layer."""
+class StoredRows:
+    """Rows whose K/V go to the pages of a store."""
 
-    native: NativeRows | None = None  # the rows for our own kernels, if those run
-
-    def __init__(self, rows: PlacedRows, attend: Attention, config: ModelConfig, rope: RopeTable) -> None:
+    def __init__(self, rows: PlacedRows, config: ModelConfig, rope: RopeTable) -> None:
         self._placed = rows
-        self._attend = attend
         self._config = config
         table = rope.up_to(rows.highest)
         if rows.places is None:
@@ -32,12 +29,8 @@ class HeadRows:
         else:
             self._turned = RowPlacement(table, rows.positions, *rows.places)
 
-    def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of [rows, width], the rows whose logits are requested."""
-        return hidden
-
-    def mix(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
-        """Attention: [rows, width of qkv] -> [rows, heads * size]. K and V are written to the rows' slots."""
+    def put(self, qkv: torch.Tensor, store: LayerStore) -> None:
+        """Rotate q of [rows, width of qkv] in place; write k, rotated, and v to the rows' slots."""
         rows, config = self._placed, self._config
         if rows.places is not None:
             rotate_and_store(qkv, self._turned, store.both, config.heads, None)
@@ -46,7 +39,25 @@ class HeadRows:
             count, width = qkv.shape
             size, kv_heads = config.head_dim, config.kv_heads
             shape, strides = (2, kv_heads, count, size), (kv_heads * size, size, width, 1)
-            rows.write(store, qkv.as_strided(shape, strides, config.heads * size))
+            rows.write(store, qkv.as_strided(shape, strides, qkv.storage_offset() + config.heads * size))
+
+
+class HeadRows(StoredRows):
+    """The part of a pass that does not depend on the layer."""
+
+    native: NativeRows | None = None  # the rows for our own kernels, if those run
+
+    def __init__(self, rows: PlacedRows, attend: Attention, config: ModelConfig, rope: RopeTable) -> None:
+        super().__init__(rows, config, rope)
+        self._attend = attend
+
+    def wanted(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Of [rows, width], the rows whose logits are requested."""
+        return hidden
+
+    def mix(self, qkv: torch.Tensor, store: LayerStore) -> torch.Tensor:
+        """Attention: [rows, width of qkv] -> [rows, heads * size]. K and V are written to the rows' slots."""
+        self.put(qkv, store)
         return self._attend(qkv, store, None)
 
 

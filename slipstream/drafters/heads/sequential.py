@@ -20,10 +20,11 @@ import torch
 from slipstream.attention import Segment, Tiles
 from slipstream.cache import PagedCache
 from slipstream.drafters.base import Outcome
+from slipstream.drafters.device.device_draft import DeviceKeeper
 from slipstream.drafters.device.tree_loop import Passes, TreeDraft, TreeLoop
 from slipstream.drafters.growing.catch_up import catch_up, wanted
 from slipstream.drafters.growing.tree_growth import Growth
-from slipstream.drafters.heads.features import FeatureStore
+from slipstream.drafters.heads.features import FeatureKeeper, FeatureStore
 from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
 from slipstream.drafters.heads.head_layer import PagedHeadLayer
 from slipstream.drafters.heads.head_program import HeadProgram, Left, NodeRows
@@ -33,6 +34,7 @@ from slipstream.gpu.lanes import LaneRows, Lanes
 from slipstream.models.layers.rope import RopeTable
 from slipstream.models.rows import tokens_of
 from slipstream.sequence import Sequence
+from slipstream.types import Plan
 
 Options = TypeVar("Options", bound=LearnedOptions)
 
@@ -142,14 +144,12 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
         return LanedRows(rows, tiles, self.shape, self._rope, self.target.device)
 
     @property
-    def feature_data(self) -> torch.Tensor:
-        """The store of hidden states, [pages, PAGE_SIZE, taps * width]."""
-        return self._features.data
+    def features(self) -> FeatureStore:
+        """The store of hidden states."""
+        return self._features
 
-    @property
-    def feature_name(self) -> str:
-        """The name of the store of hidden states."""
-        return self._features.name
+    def device_keepers(self, lanes: Lanes, drafting: Seq[Plan] = ()) -> list[DeviceKeeper]:
+        return [FeatureKeeper(self._features, lanes)]
 
     def follows(self, sequence: Sequence) -> bool:
         # After guesses of a drafter above, and during prefill, hidden states before the root are missing.
@@ -198,17 +198,18 @@ class FeatureLoop(TreeLoop):
         super().__init__(drafter, draft, lanes)
         self.drafter = drafter
         self.ids = drafter.vocab
+        self._keeper = FeatureKeeper(drafter.features, lanes)
 
     def features(self) -> torch.Tensor:
         """The hidden states before each of the newest tokens, [lanes * (depth + 1), taps * width]."""
-        return self.lanes.features_before(self.drafter.feature_data)
+        return self.lanes.features_before(self.drafter.features.data)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        self.lanes.store_features(self.drafter.feature_data, [taps[layer] for layer in self.drafter.taps], path)
+        self._keeper.observe(path, accepted, taps)
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
         super().settle(sequence, lane, root_slot)
-        sequence.table.lengths[self.drafter.feature_name] = sequence.cached
+        self._keeper.settle(sequence, lane, root_slot)
 
 
 class SequentialLoop(FeatureLoop):

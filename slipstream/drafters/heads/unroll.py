@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from slipstream.drafters.heads.head import Head, Lesson, Losses, distance, hits, mean
 from slipstream.drafters.heads.head_layer import HeadLayer, Projected
+from slipstream.drafters.heads.objectives import Objective
 
 
 def shifted(x: torch.Tensor, count: int) -> torch.Tensor:
@@ -64,13 +65,15 @@ def _later(x: torch.Tensor, count: int) -> torch.Tensor:
     return x if count == 0 else functional.pad(x, (0, 0, count, 0))[:, :, : x.shape[2]]
 
 
-def losses_of_levels(head: Head, levels: Iterable[torch.Tensor], lesson: Lesson, decay: float) -> Losses:
+def losses_of_levels(
+    head: Head, levels: Iterable[torch.Tensor], lesson: Lesson, decay: float, objective: Objective = distance
+) -> Losses:
     """Losses of a head at each level, from what its output rows read there, [batch, length, width]."""
     probabilities, best = lesson.at(lesson.probabilities), lesson.at(lesson.best)
     losses, right = [], []
     for level, hidden in enumerate(levels):
         rooted = lesson.counting(level + 1)  # rows with a root that far before them
         logits = head.logits(lesson.at(hidden))
-        losses.append(decay**level * mean(distance(logits, probabilities), rooted))
+        losses.append(decay**level * mean(objective(logits, probabilities), rooted))
         right.append(mean(hits(logits, best), rooted))
     return Losses(torch.stack(losses).sum(), torch.stack(right).detach())

@@ -1,6 +1,6 @@
 """EAGLE-3 heads in the layouts of SafeAILab (`midlayer.`) and of `speculators` (`layers.0.`).
 
-Both are read, the second is written. Differences besides the names:
+Both are read and written. Differences besides the names:
 
 * RoPE rotates dimension i of a head with i + head_dim / 2; here rotated pairs are adjacent.
 * Layers are tapped before they run: id k of `eagle_aux_hidden_state_layer_ids` is the input of layer k, the output of
@@ -195,6 +195,9 @@ def exported(trained: Trained, target: TargetView, place: Path) -> Foreign:
     head = restored(Eagle3Drafter, trained, frame_of(target, trained.vocab.to(target.device)), place)
     assert isinstance(head, Eagle3Head)
     shape, dtype = head.frame.config, trained.provenance.get("dtype", "float32")
+    for name in ("norm_each", "feed_normed"):
+        if getattr(head.settings, name):
+            raise DraftMismatch(f"the head was trained with {name}=true, which this layout has no words for")
     if len(head.taps) != _TAPS:
         raise DraftMismatch(f"the head reads {len(head.taps)} layers of its target; other programs read {_TAPS}")
     ours = {**head.state_dict(), "rows": head.output}
@@ -248,6 +251,29 @@ def _config(head: Eagle3Head, trained: Trained, dtype: str) -> dict[str, Any]:
             "rope_scaling": rendered_scaling(shape),
         },
     }
+
+
+def exported_flat(trained: Trained, target: TargetView, place: Path) -> Foreign:
+    """The head in SafeAILab's layout, which SGLang reads, and vLLM too.
+
+    The two do not count layers alike: SGLang takes the list inside `eagle_config`, vLLM the one beside it.
+    """
+    foreign = exported(trained, target, place)
+    nested = dict(foreign.config)
+    for name in ("norm_before_residual", "norm_before_fc"):
+        if nested[name]:
+            raise DraftMismatch(f"the head has {name}, which this layout has no words for", hint="try speculators")
+    config = {
+        **nested["transformer_layer_config"],
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **{key: nested[key] for key in ("draft_vocab_size", _IDS, "tie_word_embeddings", "torch_dtype")},
+        "eagle_config": {_IDS: [i - 1 for i in nested[_IDS]], "use_aux_hidden_state": True},
+    }
+    weights = {
+        f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name: weight
+        for name, weight in foreign.weights.items()
+    }
+    return Foreign(METHOD, config, weights)
 
 
 # -- both -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 Both are read, the second is written. A published head is a block, h + silu(A h + a), on the target's last normed hidden
 state, with output rows of its own. vLLM's layout may leave rows out; `token_map` then holds the tokens of the others.
+vLLM 0.32 loads heads only if no row is left out: those of tokens that are never drafted are written as zeros.
 """
 
 from __future__ import annotations
@@ -102,16 +103,18 @@ def exported(trained: Trained, context: int) -> Foreign:
     for head in range(heads):
         weights[f"blocks.{head}.layers.0.weight"] = parts["enter.weight"][head]
         weights[f"blocks.{head}.layers.0.bias"] = parts["enter.bias"][head]
-        weights[f"lm_heads.{head}.weight"] = parts["rows"][head]
+        rows = parts["rows"][head]
+        whole = rows.new_zeros(made.vocab_size, rows.shape[1])
+        weights[f"lm_heads.{head}.weight"] = whole.index_copy_(0, trained.vocab, rows)
     weights = {name: weight.to(getattr(torch, dtype)) for name, weight in weights.items()}
     if len(trained.vocab) < made.vocab_size:
-        weights[_MAP] = trained.vocab
+        weights[_MAP] = trained.vocab  # for an import; vLLM does not read it, since no row is left out
     config: dict[str, Any] = {
         "architectures": ["MedusaModel"],
         "model_type": METHOD,
         "hidden_size": made.hidden_size,
         "vocab_size": made.vocab_size,
-        "truncated_vocab_size": len(trained.vocab),
+        "truncated_vocab_size": made.vocab_size,
         "num_heads": heads,
         "num_hidden_layers": 1,
         "medusa_fc_bias": True,

@@ -1,4 +1,4 @@
-"""What the parsers of markers share: the text that is not understood yet, and what came of the rest."""
+"""What the parsers of markers share: the text that is not parsed yet, and the parts found so far."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _HEADERS = {
 
 
 def playground_routes(service: Service) -> APIRouter:
-    """The page and its files, read once; no routes where the server is told to have no playground."""
+    """The page and its files, read once; no routes if the server was started without it."""
     router = APIRouter(include_in_schema=False)
     if not service.config.playground:
         return router

@@ -42,7 +42,7 @@ def response_routes(service: Service) -> APIRouter:
 
 
 class ResponseCall:
-    """One call: a chat whose answer is told in items and events."""
+    """One call: a chat whose answer is reported as items and events."""
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
         self._service = service

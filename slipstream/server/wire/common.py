@@ -65,11 +65,10 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
-class SamplingBody(Body):
-    """How tokens are chosen, where an answer ends, and what is told of it."""
+class TokenChoice(Body):
+    """How tokens are chosen, and where an answer ends: the same on every route."""
 
     model: str | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -79,27 +78,33 @@ class SamplingBody(Body):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
-    prompt_logprobs: int | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    detokenize: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    response_format: ResponseFormat | None = None
     speculate: bool | str | dict[str, Any] | None = None  # false: plain decoding; a drafter that is loaded
     priority: int | None = None  # lower runs earlier
     stream: bool | None = None
+    user: str | None = None  # says who asks; nothing depends on it
+
+
+class SamplingBody(TokenChoice):
+    """The same for chats and completions, and what is reported with an answer."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool | None = None
+    response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_origins: bool | None = None  # with each token, the drafter that made it
     return_trees: bool | None = None  # with each step, the tree that was drafted
-    user: str | None = None  # says who asks; nothing depends on it
 
     # Accepted where they ask for nothing: clients of vLLM and OpenAI send them with these values.
     best_of: int | None = None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from slipstream.server.wire.common import Body, StructuredOutputs
+from slipstream.server.wire.common import Body, TokenChoice
 
 
 class ResponseTool(Body):
@@ -55,15 +55,12 @@ class Reasoning(Body):
     inert: ClassVar[Mapping[str, tuple[Any, ...]]] = {"summary": ("auto",)}
 
 
-class ResponsesBody(Body):
+class ResponsesBody(TokenChoice):
     """Text or items of a conversation, and how it is to be answered."""
 
-    model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     text: TextSettings | None = None
@@ -71,31 +68,10 @@ class ResponsesBody(Body):
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
     metadata: dict[str, str] | None = None  # given back as it is
-    user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
-    speculate: bool | str | dict[str, Any] | None = None
 
     store: bool | None = None
     background: bool | None = None

@@ -13,10 +13,11 @@ from slipstream.models.view import TargetView
 from slipstream.train.interchange import draft
 from slipstream.train.run import learned_methods
 
-SPECULATORS, VLLM_MEDUSA, HF_MODEL = "speculators", "vllm-medusa", "hf-model"
+SPECULATORS, SGLANG_EAGLE3, VLLM_MEDUSA, HF_MODEL = "speculators", "sglang-eagle3", "vllm-medusa", "hf-model"
 # format -> the method whose drafters it holds
 FORMATS = {
     SPECULATORS: eagle.METHOD,
+    SGLANG_EAGLE3: eagle.METHOD,
     VLLM_MEDUSA: medusa.METHOD,
     HF_MODEL: draft.METHOD,
 }
@@ -50,6 +51,8 @@ def export_drafter(checkpoint: Trained, place: Path, layout: str, target: Target
     checkpoint.require(FORMATS[layout], target.fingerprint, place)
     if layout == SPECULATORS:
         return eagle.exported(checkpoint, target, place)
+    if layout == SGLANG_EAGLE3:
+        return eagle.exported_flat(checkpoint, target, place)
     if layout == HF_MODEL:
         return draft.exported(checkpoint, target, place)
     return medusa.exported(checkpoint, target.config.context)

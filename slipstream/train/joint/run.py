@@ -91,6 +91,8 @@ def train_jointly(
     Without `init` the head is first trained alone, into `out` with the suffix `-frozen`. The model goes to `out` with
     the suffix `-model`, unless `model_out` is given.
     """
+    if job.resume or job.piece:
+        raise OptionError("a joint training runs in one piece", hint="leave out --resume and --piece")
     require_places(True, job.out, model_out)
     assert job.out is not None
     _require_reading(job.method)

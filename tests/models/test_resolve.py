@@ -1,4 +1,4 @@
-"""The loader: one line for what is not a model, and a cheap import."""
+"""Finding a checkpoint: one line for what is not a model, and a cheap import."""
 
 from __future__ import annotations
 

@@ -59,20 +59,20 @@ class Calibration:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], list[list[list[float]]]] = {}  # [depth class][bin][offered, accepted]
 
-    def _of(self, origin: str, warmth: int) -> list[list[list[float]]]:
-        found = self._counts.get((origin, warmth))
+    def _of(self, origin: str, temp_class: int) -> list[list[list[float]]]:
+        found = self._counts.get((origin, temp_class))
         if found is None:
             found = [[[0.0, 0.0] for _ in range(BINS)] for _ in range(_LAST + 1)]
-            self._counts[origin, warmth] = found
+            self._counts[origin, temp_class] = found
         return found
 
-    def chance(self, origin: str, warmth: int, depth: int, confidence: float) -> float:
+    def acceptance(self, origin: str, temp_class: int, depth: int, confidence: float) -> float:
         """The probability that the target accepts a node whose parent it accepted."""
-        counts = self._of(origin, warmth)
+        counts = self._of(origin, temp_class)
         offered, accepted = counts[_depth_class(depth)][min(int(confidence * BINS), BINS - 1)]
         return (accepted + _PRIOR * confidence) / (offered + _PRIOR)
 
-    def survivals(self, tree: TokenTree, warmth: int, tilts: Mapping[str, Tilt]) -> list[float]:
+    def survivals(self, tree: TokenTree, temp_class: int, tilts: Mapping[str, Tilt]) -> list[float]:
         """For each node the probability that it is on the accepted path; the root's is 1. Scouts have none."""
         found = [1.0]
         parents, confidence, depths, origins, scouts = (
@@ -89,14 +89,14 @@ class Calibration:
                 continue
             above, origin = confidence[parent], origins[node] or ""
             given = confidence[node] / above if above > 0.0 else 0.0
-            chance = self.chance(origin, warmth, depths[node], min(1.0, given))
+            accepted = self.acceptance(origin, temp_class, depths[node], min(1.0, given))
             tilt = tilts.get(origin)
             if tilt is not None:
-                chance = min(_ALMOST_SURE, chance * tilt.factor)
-            found.append(found[parent] * chance)
+                accepted = min(_ALMOST_SURE, accepted * tilt.factor)
+            found.append(found[parent] * accepted)
         return found
 
-    def add_tree(self, tree: TokenTree, path: Sequence[int], warmth: int) -> None:
+    def add_tree(self, tree: TokenTree, path: Sequence[int], temp_class: int) -> None:
         """Count the nodes of a verified tree whose parents were accepted; `path`: the accepted nodes."""
         accepted = {0, *path}
         parents, confidence, origins, depths = tree.parents, tree.confidence, tree.origins, tree.depths
@@ -105,28 +105,29 @@ class Calibration:
             if parent in accepted and not tree.scouts[node]:
                 above = confidence[parent]
                 given = min(1.0, confidence[node] / above) if above > 0.0 else 0.0
-                place = self._of(origins[node] or "", warmth)[_depth_class(depths[node])]
+                place = self._of(origins[node] or "", temp_class)[_depth_class(depths[node])]
                 _count(place[min(int(given * BINS), BINS - 1)], 1.0, float(node in accepted))
 
-    def add_tally(self, tally: Tally, warmth: int) -> None:
+    def add_tally(self, tally: Tally, temp_class: int) -> None:
         """Count what a device counted itself."""
         for origin, counts in tally.counts.items():
             for depth, bins in enumerate(counts.tolist(), 1):
-                for place, (offered, accepted) in zip(self._of(origin, warmth)[_depth_class(depth)], bins, strict=True):
+                places = self._of(origin, temp_class)[_depth_class(depth)]
+                for place, (offered, accepted) in zip(places, bins, strict=True):
                     _count(place, offered, accepted)
 
     def state(self) -> dict[str, Any]:
         """Plain data for a file."""
         return {
-            f"{origin}|{warmth}": [[[round(n, 1) for n in pair] for pair in bins] for bins in counts]
-            for (origin, warmth), counts in self._counts.items()
+            f"{origin}|{temp_class}": [[[round(n, 1) for n in pair] for pair in bins] for bins in counts]
+            for (origin, temp_class), counts in self._counts.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Read what `state` gave."""
         for key, counts in state.items():
-            origin, _, warmth = key.rpartition("|")
-            self._counts[origin, int(warmth)] = [[[float(n) for n in pair] for pair in bins] for bins in counts]
+            origin, _, temp_class = key.rpartition("|")
+            self._counts[origin, int(temp_class)] = [[[float(n) for n in pair] for pair in bins] for bins in counts]
 
 
 def _count(place: list[float], offered: float, accepted: float) -> None:

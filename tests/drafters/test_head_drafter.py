@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from slipstream import LLM, SamplingParams
+from slipstream.drafters.eagle3 import Eagle3Head
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.head_drafter import LearnedDrafter
+from slipstream.drafters.heads.parallel_head import ParallelHead
 from slipstream.tree import TokenTree
 from tests.heads import random_head
 from tests.lessons import new_head, saved
@@ -44,6 +46,19 @@ def test_a_drafter_is_loaded_without_drawing_numbers(method: str) -> None:
     before = torch.get_rng_state()
     llm.use(f"{method}:checkpoint={place}")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "parallel"])
+def test_hidden_states_that_exceed_float16_do_not_end_drafting(method: str) -> None:
+    """As those of the first token of a text do: three layers of up to 22,512 each are summed for SmolLM2."""
+    llm = build(None)
+    head, settings = new_head(llm, method, torch.arange(97))
+    assert isinstance(head, Eagle3Head | ParallelHead)
+    head.fuse.weight.data *= 6e4
+    place = saved(llm, method, head, settings)
+    half = build(f"{method}:checkpoint={place}", dtype="half")
+    output = half.generate([PROMPT[:30]], SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))[0]
+    assert half.engine.draft_faults == 0 and output.stats.drafted > 0
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.1}, {"top_k": 5}, {"min_p": 0.3}])

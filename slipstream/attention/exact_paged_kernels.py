@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from slipstream.attention.kernels import COMMITTED, COUNT, OPEN, ROW, SLOT, TABLE, capped, field
+from slipstream.attention.paged_kernels import COMMITTED, COUNT, OPEN, ROW, SLOT, TABLE, capped, field
 
 
 @triton.jit(do_not_specialize=["tiles", "words", "deep"])

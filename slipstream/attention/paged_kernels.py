@@ -72,14 +72,14 @@ def _absorbed(scores, v_block, peak, weight, total, PRECISION: tl.constexpr):
     return higher, weight, total
 
 
-@triton.jit(do_not_specialize=["tiles", "width", "words", "window", "rows"])
+@triton.jit(do_not_specialize=["tiles", "width", "words", "window", "rows", "splits"])
 def attend(
     q,  # [rows, q_stride]: the query heads of a row come first
     keys,  # [pages, kv heads, PAGE, SIZE]
     values,
     out,  # [rows, heads, SIZE]; used if there is one split
-    parts,  # float32 [SPLITS, rows, heads, SIZE]: weighted values of each split, not yet divided
-    stats,  # float32 [2, SPLITS, rows, heads]: peaks and weights of each split
+    parts,  # float32 [splits, rows, heads, SIZE]: weighted values of each split, not yet divided
+    stats,  # float32 [2, splits, rows, heads]: peaks and weights of each split
     fields,  # [facts, tiles]
     tables,  # int32 [tables, width]: page numbers
     positions,  # [rows]: absolute positions; read for tiles of trees only
@@ -91,6 +91,7 @@ def attend(
     width,
     words,
     window,  # how far back a query sees, if WINDOWED
+    splits,  # programs that share the columns; no constant: each would be another kernel, compiled when it is met
     cap,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of one KV head
@@ -99,7 +100,6 @@ def attend(
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # queries of a tile: GROUP for each of its rows, padded
     BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE
-    SPLITS: tl.constexpr,
     TREES: tl.constexpr,  # whether any tile has rows of a tree
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -143,7 +143,7 @@ def attend(
     if WINDOWED:
         lowest = tl.min(tl.where(live, position, 2147483647), 0)
         first = tl.maximum(lowest - window + 1, 0) // BLOCK_N
-    share = tl.cdiv(tl.cdiv(stop, BLOCK_N) - first, SPLITS)
+    share = tl.cdiv(tl.cdiv(stop, BLOCK_N) - first, splits)
     begin = first + split * share
     end = tl.minimum(begin + share, tl.cdiv(stop, BLOCK_N))
 
@@ -194,7 +194,7 @@ def attend(
 
     heads = KV_HEADS * GROUP
     line = at * heads + lane
-    if SPLITS == 1:
+    if splits == 1:
         result = total / tl.where(live, weight, 1.0)[:, None]
         tl.store(
             out + line[:, None] * SIZE + dims[None, :],
@@ -204,7 +204,7 @@ def attend(
     else:
         line += split * rows.to(tl.int64) * heads
         tl.store(stats + line, peak, mask=live)
-        tl.store(stats + SPLITS * rows.to(tl.int64) * heads + line, weight, mask=live)
+        tl.store(stats + splits * rows.to(tl.int64) * heads + line, weight, mask=live)
         if begin < end:
             tl.store(parts + line[:, None] * SIZE + dims[None, :], total, mask=live[:, None] & inside[None, :])
 

@@ -162,6 +162,20 @@ def test_the_fused_kernel_draws_the_same() -> None:
 
 
 @pytest.mark.kernels
+def test_keys_of_one_kernel_are_those_of_the_definition() -> None:
+    from slipstream.gpu.sampling_kernels import match_keys
+
+    for count in (1, 7, 300):
+        stems = torch.randint(0, 1 << 32, (2, count), generator=torch.Generator().manual_seed(count))
+        positions = torch.randint(0, 1 << 34, (count,), generator=torch.Generator().manual_seed(count + 1))
+        keys = [
+            noise.key(at, noise.MATCH, start=high << 32 | low)
+            for low, high, at in zip(*stems.tolist(), positions.tolist(), strict=True)
+        ]
+        assert match_keys(stems.to(DEVICE), positions.to(DEVICE)).cpu().equal(noise.halves(keys))
+
+
+@pytest.mark.kernels
 def test_noise_in_float32_is_as_close_as_the_kernel_assumes() -> None:
     """Over half a million hashes, close to both ends of their range too."""
     from tests.gpu.noise_probe import both

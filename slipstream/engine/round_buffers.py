@@ -5,33 +5,50 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from slipstream.attention import LaneTiles
-from slipstream.drafters.device.device_draft import DeviceDraft, DeviceLoop
+from slipstream.drafters.device.device_draft import DeviceDraft, DeviceKeeper, DeviceLoop
+from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import Lookout, ends_of
-from slipstream.engine.extras import Extras
+from slipstream.engine.extras import Extras, on_host
 from slipstream.engine.seats import Seats
 from slipstream.gpu.lanes import Lanes
-from slipstream.policy.tally import Tally
+from slipstream.models.decoder import Decoder
+from slipstream.policy.sizes import most_rounds, stops_burst
+from slipstream.policy.tally import BINS, Tally
 from slipstream.sequence import Sequence
 from slipstream.tree import TokenTree
+from slipstream.types import Plan
+
+Kind = tuple[Plan, ...] | None  # of rounds: None, bare roots; otherwise trees by these plans of a drafter's parts
 
 FIRST_TOKEN = 2  # where the tokens begin in a lane's result, after the number of accepted nodes and the deepest node
-_ENDED = 8  # a burst stops when 1 / _ENDED of its lanes have finished
+
+
+class Passed(NamedTuple):
+    """What a target pass over the trees of all lanes gives."""
+
+    logits: torch.Tensor  # [lanes * (1 + nodes), vocab]
+    positions: torch.Tensor  # int64 [lanes * (1 + nodes)]
+    depths: torch.Tensor  # int64 [lanes, 1 + nodes]
+    taps: dict[int, torch.Tensor]  # layer -> [lanes * (1 + nodes), width]
 
 
 @dataclass(frozen=True, eq=False)
 class RoundBuffers:
     """All buffers of rounds for one size of batch."""
 
+    kind: Kind
     lanes: Lanes
     seats: Seats
     draft: DeviceDraft | None
     loop: DeviceLoop | None
+    keepers: Seq[DeviceKeeper]  # the loop, and what drafters that rest keep
     rounds: int  # at most, of a burst
     tiles: LaneTiles
     results: torch.Tensor  # int64 [2 * rounds, lanes, FIRST_TOKEN + depth + 1 + depth]; bursts use its halves in turn
@@ -41,6 +58,34 @@ class RoundBuffers:
     trees: torch.Tensor  # int64 [2 * rounds, 3, lanes, 1 + nodes]: tokens, parents and origins of traced rounds
     confidence: torch.Tensor  # float32 [2 * rounds, lanes, 1 + nodes]: logarithms of joint probabilities of the same
     number: torch.Tensor  # int64 [1]: the line of `results` that the next round writes
+
+    @staticmethod
+    def made(model: Decoder, drafter: AnyDrafter, count: int, kind: Kind) -> RoundBuffers:
+        """Buffers of `count` lanes for rounds of one kind."""
+        config, device = model.config, model.device
+        draft = None if kind is None else drafter.device_drafts(count)[kind] if kind else drafter.device_draft(count)
+        nodes, depth = (draft.nodes, draft.depth) if draft else (0, 0)
+        rounds = most_rounds(drafts=kind is not None or bool(drafter.parts), passive=drafter.is_passive)
+        lanes = Lanes(count, nodes, depth, config.context, rounds * (1 + depth) + scratch_rows(draft), device)
+        tiles = LaneTiles(lanes.tables, 1 + nodes, config.group, open_rows=nodes > 0)
+
+        def numbers(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        results = numbers(2 * rounds, count, FIRST_TOKEN + depth + 1 + depth)
+        counts = numbers(len(draft.origins) if draft else 0, depth, BINS, 2)
+        trees = numbers(2 * rounds, 3, count, 1 + nodes)
+        confidence = torch.zeros(2 * rounds, count, 1 + nodes, dtype=torch.float32, device=device)
+        loop = None if draft is None else draft.loop(lanes)
+        resting = drafter.device_keepers(lanes, kind or ()) if drafter.parts else ()
+        keepers: list[DeviceKeeper] = [*([] if loop is None else [loop]), *resting]
+        told = results, on_host(results), counts, on_host(counts), trees, confidence, numbers(1)
+        return RoundBuffers(kind, lanes, Seats(count), draft, loop, keepers, rounds, tiles, *told)
+
+    @property
+    def scratch(self) -> int:
+        """Rows after a root that a round may write."""
+        return scratch_rows(self.draft)
 
     def known(self, sequence: Sequence) -> int:
         """How many tokens of a sequence the drafter has already processed."""
@@ -60,6 +105,11 @@ class RoundBuffers:
             origin = self.origins[origins[node]]
             places.append(tree.add(places[parents[node]], tokens[node], origin=origin, confidence=joint[node]))
         return tree
+
+
+def scratch_rows(draft: DeviceDraft | None) -> int:
+    """Rows after a root that a round may write: the tree's, or those that drafting needs."""
+    return 0 if draft is None else max(draft.nodes, draft.scratch)
 
 
 class RoundTimer:
@@ -180,7 +230,7 @@ class Collected:
             self._seen += 1
 
     def _many(self, lanes: npt.NDArray[np.bool_]) -> bool:
-        return _ENDED * int(lanes.sum()) >= len(lanes)
+        return stops_burst(int(lanes.sum()), len(lanes))
 
     def token_counts(self, rounds: int) -> list[int]:
         """How many tokens each sequence got in the first `rounds` rounds, which are done."""

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from slipstream import SamplingParams
-from slipstream.policy.worth import Calibration, Tilt, temperature_class
+from slipstream.policy.calibration import Calibration, Tilt, temperature_class
 from slipstream.tree import TokenTree
 
 
@@ -42,16 +42,16 @@ def test_counts_approach_the_true_rate_of_each_class() -> None:
     for _ in range(3000):
         worth.add_tree(chain(0.55), [1] if chooser.random() < 0.7 else [], 0)
         worth.add_tree(chain(0.55, origin="other"), [1] if chooser.random() < 0.2 else [], 0)
-    assert worth.chance("head", 0, 1, 0.55) == pytest.approx(0.7, abs=0.05)
-    assert worth.chance("other", 0, 1, 0.55) == pytest.approx(0.2, abs=0.05)
-    assert worth.chance("head", 2, 1, 0.55) == pytest.approx(0.55), "another temperature has its own counts"
+    assert worth.acceptance("head", 0, 1, 0.55) == pytest.approx(0.7, abs=0.05)
+    assert worth.acceptance("other", 0, 1, 0.55) == pytest.approx(0.2, abs=0.05)
+    assert worth.acceptance("head", 2, 1, 0.55) == pytest.approx(0.55), "another temperature has its own counts"
 
 
 def test_only_nodes_whose_parent_was_accepted_are_counted() -> None:
     worth = Calibration()
     for _ in range(100):
         worth.add_tree(chain(0.8, 0.8), [], 0)
-    assert worth.chance("head", 0, 2, 0.8) == pytest.approx(0.8)
+    assert worth.acceptance("head", 0, 2, 0.8) == pytest.approx(0.8)
 
 
 def test_survival_never_rises_along_a_path_and_scouts_have_none() -> None:

@@ -1,0 +1,76 @@
+"""Rounds that were launched: what reads their results needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slipstream.engine.extras import Extras, Level
+from slipstream.engine.round_buffers import Collected, RoundBuffers, RoundTimer
+from slipstream.policy import Progress
+from slipstream.policy.report import DraftCall
+from slipstream.sequence import Sequence
+from slipstream.types import Plan
+
+
+class Prepared(NamedTuple):
+    """How a drafter was brought up to the roots before a burst."""
+
+    drafter: str
+    unread: int  # tokens of the sequence with the most
+    timer: RoundTimer
+
+    @staticmethod
+    def begun(drafter: str, unread: int, *, on_gpu: bool) -> Prepared:
+        """It begins now."""
+        timer = RoundTimer(on_gpu=on_gpu)
+        timer.mark()
+        return Prepared(drafter, unread, timer)
+
+    def call(self, sequences: int) -> DraftCall:
+        """As a report has it."""
+        return DraftCall(self.drafter, sequences, 0, self.timer.milliseconds(1), self.unread)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Rounds that are running or done."""
+
+    buffers: RoundBuffers
+    sequences: list[Sequence]
+    lanes: list[int]  # of the sequences
+    starts: list[int]  # slots of the roots of the first round
+    collected: Collected
+    most: int  # rounds that slots are reserved for
+    began: float
+    progress: list[Progress]
+    extras: Extras | None = None  # if any sequence needs them
+    rounds: int = 0
+    may_go_ahead: bool = False
+    prepared: Prepared | None = None
+    cold: bool = False  # something was compiled or captured in its rounds
+
+    def root_slots(self, rounds: int) -> list[int]:
+        """Slots of the roots after `rounds` finished rounds."""
+        counts = self.collected.token_counts(rounds)
+        return [start + count for start, count in zip(self.starts, counts, strict=True)]
+
+    @property
+    def shape(self) -> Plan:
+        """That of the trees."""
+        lanes = self.buffers.lanes
+        return Plan(lanes.depth, lanes.nodes, parts=self.buffers.kind or ())
+
+    def calls(self) -> list[DraftCall]:
+        """What it took to bring the drafter up to the roots, once the first round is finished."""
+        return [] if self.prepared is None else [self.prepared.call(len(self.sequences))]
+
+    @property
+    def level(self) -> Level:
+        """What the most demanding sequence needs."""
+        return max(map(Level.of, self.sequences))
+
+    @property
+    def traced(self) -> bool:
+        """Whether the trees of these rounds are kept."""
+        return any(sequence.request.trace for sequence in self.sequences)
