@@ -36,14 +36,14 @@ def idle(cluster: Cluster) -> bool:
 
 
 def test_a_replica_answers_as_the_engine_does_and_refuses_as_the_server_does(three: Cluster, patient: str) -> None:
-    body = chat("Hello", 20, temperature=0.8)
+    body = chat("Hello", 100, temperature=0.8)
     wanted = LLM(patient, speculate="none").chat(
-        body["messages"], SamplingParams(temperature=0.8, seed=1, max_tokens=20)
+        body["messages"], SamplingParams(temperature=0.8, seed=1, max_tokens=100)
     )
     assert three.post(body).json()["choices"][0]["message"]["content"] == wanted[0].text
     events = list(three.stream(body))
     assert "".join(data["choices"][0]["delta"].get("content", "") for _, data in events[:-1]) == wanted[0].text
-    assert events[-1] == (None, "[DONE]") and len(events) > 10, "as it comes, not in one piece"
+    assert events[-1] == (None, "[DONE]") and len(events) > 5, "as it comes, not in one piece"
     assert three.post({**body, "tokens": 3}).json()["error"]["param"] == "tokens"
     assert three.http.get("/nothing").json()["error"]["type"] == "not_found_error"
     json_type = {"content-type": "application/json"}
@@ -165,10 +165,10 @@ def test_an_update_replaces_all_replicas_without_a_failed_request(three: Cluster
     assert three.http.get("/v1/models").json()["data"][0]["drafters"] == ["ngram", "none"]
 
 
-def test_replicas_come_and_go_with_the_load_and_what_is_too_much_is_refused(ray_cluster: Cluster, patient: str) -> None:
+def test_replicas_come_and_go_with_the_load(ray_cluster: Cluster, patient: str) -> None:
     pace = {"upscale_delay_s": 0.5, "downscale_delay_s": 0.5, "metrics_interval_s": 0.2, "look_back_period_s": 1.0}
     how = {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 2, **pace}
-    ray_cluster.run(model=patient, autoscaling=how, max_num_seqs=8, max_queue=4)
+    ray_cluster.run(model=patient, autoscaling=how)
     until(lambda: ray_cluster.count() == 1)
     stop = threading.Event()
 
@@ -187,8 +187,13 @@ def test_replicas_come_and_go_with_the_load_and_what_is_too_much_is_refused(ray_
         statuses = [status for one in clients for status in one.result()]
     until(lambda: ray_cluster.count() == 1)
     assert set(statuses) == {200}
+
+
+def test_what_is_too_much_for_a_replica_is_refused(ray_cluster: Cluster, patient: str) -> None:
+    ray_cluster.run(model=patient, replicas=1, max_num_seqs=8, max_queue=4)
+    until(lambda: len(ray_cluster.metric(RUNNING)) == 1)  # as the front sees it: Serve's own count is ahead of that
     with ThreadPoolExecutor(32) as pool:  # twelve at the replica, twelve wait for it
-        crowd = list(pool.map(lambda n: ray_cluster.post(chat(f"{n} of many", 150, ignore_eos=True)), range(32)))
+        crowd = list(pool.map(lambda n: ray_cluster.post(chat(f"{n} of many", 300, ignore_eos=True)), range(32)))
     assert {one.status_code for one in crowd} == {200, 429}
     refused = [one for one in crowd if one.status_code == 429]
     assert all(one.json()["error"]["code"] == "queue_full" and one.headers["retry-after"] for one in refused)
