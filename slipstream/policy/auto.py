@@ -57,6 +57,7 @@ class AutoPolicy:
         self._decided_ms = 0.0  # of steps that were decided here: tries may take a share of it
         self._kept: Kept | None = None
         self._plain_in_a_row = 0  # decisions not to draft
+        self._turn = 0  # the sequence of a batch that tries something next
         self._drafted_ms = 0.0  # of the step under way
 
     # -- before drafting ----------------------------------------------------------------------------------------------
@@ -183,18 +184,19 @@ class AutoPolicy:
         self, options: list[Options], choice: Choice, calls: Mapping[str, float], curve: Curve
     ) -> tuple[int, Estimate | None]:
         """A way to try on one sequence though it was not chosen, if the time for such tries allows it."""
-        pace = self.known.costs.pace
-        for place, (option, chosen) in enumerate(zip(options, choice.picks, strict=True)):
+        count, pace = len(options), self.known.costs.pace
+        for place in ((self._turn + number) % count for number in range(count)):
+            option, chosen = options[place], choice.picks[place]
             record = option.record
             for whole in option.offer[1:]:
                 way = whole.drafters
                 if way == chosen.drafters or record.step - record.tried.get(way, -EVERY) < EVERY:
                     continue
                 pick, call_ms = whole, calls.get(whole.shared or "", 0.0)
-                if way == (whole.shared,):
+                if way == (whole.shared,) and not self._probes.paid(way):
                     pick = short_try(whole)
                     call_ms = min(call_ms, 2 * self.known.draft_costs.level(way[0], 1) or call_ms)
-                ms = (pick.nodes - chosen.nodes) * row_cost(curve, len(options)) + pick.own_ms - chosen.own_ms
+                ms = (pick.nodes - chosen.nodes) * row_cost(curve, count) + pick.own_ms - chosen.own_ms
                 ms += call_ms - calls.get(chosen.shared or "", 0.0)
                 lost = max(0.0, ms + (chosen.accepted - pick.accepted) * choice.ms / choice.tokens)
                 picks = [*choice.picks[:place], pick, *choice.picks[place + 1 :]]
@@ -202,6 +204,7 @@ class AutoPolicy:
                     continue
                 if self._probes.due(way, lost, self._decided_ms):
                     self._probes.begin(way)
+                    self._turn = place + 1
                     return place, pick
         return -1, None
 
@@ -344,6 +347,8 @@ class AutoPolicy:
         if pending.way and pending.probe:
             lost = lost_by_try(item, report, pending, self.known)
             self._probes.ended(pending.way, lost, len(report.progress))
+            if lost <= 0.0:
+                self._plain_in_a_row = 0  # it is looked into soon
         return True
 
     # -- between runs -------------------------------------------------------------------------------------------------

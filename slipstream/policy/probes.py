@@ -29,6 +29,10 @@ class Probes:
         own, together = self._spent.get(way, 0.0) + lost_ms, sum(self._spent.values()) + lost_ms
         return own <= _MOST * all_ms and together <= _SHARE * all_ms
 
+    def paid(self, way: Way) -> bool:
+        """Whether the last try paid. Then all of a draft is tried, where a single node was before."""
+        return self._wait.get(way) == EVERY
+
     def begin(self, way: Way) -> None:
         """A try is made in this step."""
         self._last[way] = self._step
