@@ -360,8 +360,8 @@ class AutoPolicy:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Start from what an earlier run learnt."""
-        for known in (self.known, self._saved):
-            known.restore(state)
+        self.known.restore(state, doubted=True)
+        self._saved.restore(state, doubted=False)
         if self.rounds is not None and "rounds" in state:
             self.rounds.forecast.restore(state["rounds"])
 

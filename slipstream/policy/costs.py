@@ -272,23 +272,28 @@ class DraftCosts:
         beside = round(pace * self.beside, 4)
         return {"calls": calls, "levels": levels, "depths": depths, "catch_up": read, "beside": beside}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Read what `state` gave. One sample each: the first measurements correct it."""
+    def restore(self, state: Mapping[str, Any], *, doubted: bool = True) -> None:
+        """Read what `state` gave. `doubted`: as one sample, which the first measurements correct."""
+
+        def restored(ms: float) -> Median:
+            found = Median(float(ms))
+            found.count = 1 if doubted else _KNOWN
+            return found
+
         for medians, name in ((self._calls, "calls"), (self._levels, "levels")):
             for key, ms in state[name].items():
                 drafter, _, size = key.rpartition("|")
-                medians[drafter, int(size)] = Median(float(ms), confirmed=False)
-        self._depths = {drafter: Median(float(levels)) for drafter, levels in state["depths"].items()}
-        self._catch_up = {drafter: Median(float(ms), confirmed=False) for drafter, ms in state["catch_up"].items()}
-        self._beside = Median(float(state["beside"]))
+                medians[drafter, int(size)] = restored(ms)
+        self._depths = {drafter: restored(levels) for drafter, levels in state["depths"].items()}
+        self._catch_up = {drafter: restored(ms) for drafter, ms in state["catch_up"].items()}
+        self._beside = Median() if doubted else restored(state["beside"])
 
 
 def _cautious(found: Median, guess: float) -> float:
-    """The median. A single sample of this run counts half where it is higher than the guess: it may include work that is done once,
-    or have met a busy moment, and a drafter that seems too slow is not measured again for long.
+    """The median. A single sample counts half where it is higher than the guess: it may include work that is done once,
+    or have met a busy moment, or an earlier run did. A drafter that seems too slow is not measured again for long.
     """
-    single = found.count == 1 and found.confirmed
-    return math.sqrt(found.value * guess) if single and found.value > guess > 0.0 else found.value
+    return math.sqrt(found.value * guess) if found.count == 1 and found.value > guess > 0.0 else found.value
 
 
 def _row_class(rows: int) -> int:

@@ -45,10 +45,13 @@ class Knowledge:
             "record": self.record.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Read what `state` gave. Costs are absent from what is shipped: they are this machine's."""
+    def restore(self, state: Mapping[str, Any], *, doubted: bool) -> None:
+        """Read what `state` gave. Costs are absent from what is shipped: they are this machine's.
+
+        `doubted`: costs are corrected by the first measurements; else there will be none.
+        """
         self.worth.restore(state["worth"])
         self.record.restore(state["record"])
         if "passes" in state:
             self.costs.restore(state["passes"])
-            self.draft_costs.restore(state["drafts"])
+            self.draft_costs.restore(state["drafts"], doubted=doubted)
