@@ -19,6 +19,7 @@ _REFRESH = 4  # observations between two computations of a curve
 _RECENT = 7  # passes that say how fast the machine is
 _BUSY = 1.2  # times what a larger pass takes
 _KNOWN = 3  # samples from which on a median says what a pass costs
+_BY_LEVELS = 1.5  # how much more a call may cost than its levels, which are not all alike
 _DOUBTED = 1.25  # what an earlier run measured may be dearer by this than what this one measured, as far as it did
 
 
@@ -237,14 +238,14 @@ class DraftCosts:
     def call(self, drafter: str, sequences: int, guess_ms: float) -> float:
         """Milliseconds of a call; `guess_ms`: if none was measured.
 
-        Not more than its levels cost: those of short calls, which are made where whole ones look too dear, count too.
+        Not much more than its levels cost: those of short calls, made where whole ones look too dear, count too.
         """
         found, level = _nearest(self._calls, drafter, sequences), _nearest(self._levels, drafter, sequences)
         if level is None:
             return guess_ms
         if found is None:  # there were short calls only
             return max(guess_ms, 2 * _cautious(level, guess_ms / 2))
-        return min(_cautious(found, guess_ms), (1 + self._depths[drafter].value) * level.value)
+        return min(_cautious(found, guess_ms), _BY_LEVELS * (1 + self._depths[drafter].value) * level.value)
 
     def level(self, drafter: str, sequences: int) -> float:
         """Milliseconds of one more level."""
