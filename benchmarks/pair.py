@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.never_slower import Cell, Measurement, Row, figure, load
+from benchmarks.cell_figures import figure
+from benchmarks.cells import Cell, Measurement, Row, append, beside, keep_policy_in, learns, load
 from slipstream import LLM, SamplingParams
 from slipstream.bench.prompts import BenchPrompt, read_file
 from slipstream.bench.schedule import PLAIN
