@@ -1,10 +1,10 @@
 """Speed-ups over plain decoding from rows of `cells.py`, with two intervals (95%).
 
-*timing* is for these prompts on this machine: what another measurement would give. What was asked together (one prompt,
-or a batch) is a unit, and the scatter of a unit's rounds around its own mean is the noise, pooled over units: 16 prompts
-and two rounds have 16 degrees of freedom, where two sums, one of each round, would have one. A cell of few units takes
-the scatter of its peers, the cells of the same weights and batch. If the sums of whole rounds scatter more than units
-do, their scatter counts: then something moved a whole round. Two rounds say little of that.
+*timing* is for these prompts on this machine: what another measurement would give. What was asked together (one
+prompt, or a batch) is a unit, and the scatter of a unit's rounds around its own mean is the noise, pooled over units:
+16 prompts and two rounds have 16 degrees of freedom, where two sums, one of each round, would have one. A cell of few
+units takes the scatter of its peers, the cells of the same weights and batch. If the sums of whole rounds scatter more
+than units do, their scatter counts: then something moved a whole round, of which two rounds say little.
 
 *prompts* is for other prompts of the kind: a bootstrap over prompts, cell by cell.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from benchmarks.cells import Cell, Row, learns
-from slipstream.bench.intervals import Bootstrap, student
+from slipstream.bench.intervals import Bootstrap, Column, student
 from slipstream.bench.schedule import PLAIN
 
 K = TypeVar("K", bound=Hashable)
@@ -125,13 +125,13 @@ def timing_noise(rows: Sequence[Row], peers: Sequence[Row] = ()) -> Noise | None
 
 
 def _units(rows: Sequence[Row]) -> list[_Unit]:
-    times: list[tuple[list[int], np.ndarray, np.ndarray]] = []
+    times: list[tuple[list[int], Column, Column]] = []
     for listed in _grouped(rows, lambda row: (row.cell, row.prompt if row.batch == 1 else "")).values():
         by_round = _grouped(listed, lambda row: row.round)
         mine = np.array([sum(row.e2e_ms for row in some) for some in by_round.values()])
         plain = np.array([sum(row.plain_e2e_ms for row in some) for some in by_round.values()])
         times.append((list(by_round), mine, plain))
-    mine_all, plain_all = (sum(entry[column].mean() for entry in times) for column in (1, 2))
+    mine_all, plain_all = sum(mine.mean() for _, mine, _ in times), sum(plain.mean() for _, _, plain in times)
     units = []
     for rounds, mine, plain in times:
         # The logarithm of a ratio of sums moves by each part's share of its sum.

@@ -1,4 +1,4 @@
-"""Tables of the figures of `cell_figures.py`: every cell, everything pooled, and `auto` beside the best fixed setting."""
+"""Tables of `cell_figures.py`: every cell, everything pooled, and `auto` beside the best fixed setting."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from benchmarks.cells import LIBRARY, Row, learns
 _LEAST_POOLED = 1.0
 _LEAST_OF_FIXED = 0.95
 _ALL = "all"
+_NAMES = ("weights", "batch", "T", "kind")
+_COLUMNS = (*_NAMES, "speed-up", "timing", "prompts", "TTFT", "of medians", "tok/s", "throughput", "rounds")
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -35,10 +37,10 @@ def show(rows: Sequence[Row]) -> None:
 
 def _cells(setting: str, rows: Sequence[Row]) -> None:
     """Cell by cell against the criteria, then pooled."""
-    print(f"`{setting}` over plain decoding. A cell passes with a speed-up of at least {LEAST}, a lower end of the timing")
-    print(f"interval of at least {LEAST_LOW}, a TTFT of at most {MOST_TTFT}, and the same texts.\n")
-    print("| weights | batch | T | kind | speed-up | timing | prompts | TTFT | medians | tok/s | throughput | rounds | |")
-    print("| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
+    print(f"`{setting}` over plain decoding. A cell passes with a speed-up of at least {LEAST}, a lower end of the")
+    print(f"timing interval of at least {LEAST_LOW}, a TTFT of at most {MOST_TTFT}, and the same texts.\n")
+    print(f"| {' | '.join(_COLUMNS)} | |")
+    print("| --- | ---: | ---: | --- |" + " ---: |" * (len(_COLUMNS) - 4) + " --- |")
     found = {}
     for cell, listed in sorted(by_cell(rows).items()):
         peers = [row for row in rows if row.cell[:2] == cell[:2]]
@@ -70,7 +72,8 @@ def _line(names: tuple[str, ...], rows: Sequence[Row], found: Figure, verdict: s
     first = f"{found.ttft:.3f} | {found.ttft_medians:.3f}"
     rate = f"{found.tokens_per_second:.0f} | {found.throughput:.3f}x"
     rounds = len({row.round for row in rows})
-    print(f"| {' | '.join(names)} | {found.value:.3f}x | {timing} | {prompts} | {first} | {rate} | {rounds} | {verdict} |")
+    figures = f"{found.value:.3f}x | {timing} | {prompts} | {first} | {rate} | {rounds}"
+    print(f"| {' | '.join(names)} | {figures} | {verdict} |")
 
 
 def _fixed(rows: Sequence[Row]) -> None:
@@ -79,9 +82,10 @@ def _fixed(rows: Sequence[Row]) -> None:
     scored = {cell: beside_fixed(listed) for cell, listed in sorted(by_cell(rows).items())}
     if not any(scored.values()):
         return
-    print("The best fixed setting, plain decoding among them, is chosen on one half of a cell's prompts and scored on the")
-    print("other, beside `auto` on that half; both ways, geometric means.\n")
-    print(f"| weights | T | kind | {' | '.join(f'`{s}`' for s in settings)} | chosen on A, on B | scored | auto | ratio |")
+    print("The best fixed setting, plain decoding among them, is chosen on one half of a cell's prompts and scored on")
+    print("the other, beside `auto` on that half; both ways, geometric means.\n")
+    named = " | ".join(f"`{setting}`" for setting in settings)
+    print(f"| weights | T | kind | {named} | chosen on A, on B | scored | `auto` | ratio |")
     print("| --- | ---: | --- |" + " ---: |" * len(settings) + " --- | ---: | ---: | ---: |")
     for cell, found in scored.items():
         if found is not None:

@@ -149,7 +149,7 @@ def learns(setting: str) -> bool:
 
 def keep_policy_in(folder: Path) -> None:
     """What the policy learns is read from and kept in this folder, not in the user's cache."""
-    saved.directory = lambda: folder  # type: ignore[misc]
+    saved.directory = lambda: folder
 
 
 def beside(file: Path) -> Path:

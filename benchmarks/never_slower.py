@@ -41,9 +41,11 @@ Work = tuple[Cell, list[BenchPrompt], list[str]]
 def work(given: argparse.Namespace, weights: str, done: set[object], round_: int) -> Iterator[Work]:
     """What is left of a round: a cell, what is asked together, and the settings that have not answered it."""
     prompts = {kind: [p for p in workload() if p.category == kind][: given.each] for kind in given.kinds}
-    for batch, place in ((batch, place) for batch in given.batch for place in range(given.each if batch == 1 else 1)):
-        for temperature, (kind, listed) in product(given.temperature, prompts.items()):
-            group = listed[place : place + 1] if batch == 1 else listed
+    for batch in given.batch:
+        size = 1 if batch == 1 else given.each  # of what is asked together
+        starts = range(0, given.each, size)
+        for start, temperature, (kind, listed) in product(starts, given.temperature, prompts.items()):
+            group = listed[start : start + size]
             cell = Cell(weights, batch, temperature, kind)
             settings = [
                 setting

@@ -1,4 +1,4 @@
-"""The figures of `benchmarks.never_slower`: what intervals cover, what passes, what is measured and what is not again."""
+"""`benchmarks.never_slower`: what its intervals cover, what passes, and what is measured or not measured again."""
 
 from __future__ import annotations
 
@@ -204,5 +204,3 @@ def test_tables(capsys: pytest.CaptureFixture[str]) -> None:
     (pooled,) = [line for line in printed.splitlines() if line.startswith("| all | 1 |")]
     assert pooled.endswith("| pass |") and f"{figure(rows).value:.3f}x" in pooled  # the library's rows are not in it
     assert "average of the cells:" in printed and "(pass)" in printed
-
-
