@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import cell_tables
+from benchmarks import cell_tables, never_slower
 from benchmarks.cell_figures import beside_fixed, figure, timing_noise
 from benchmarks.cells import LIBRARY, Cell, Row, append, load
 from benchmarks.never_slower import KINDS, work
+from slipstream.bench.prompts import BenchPrompt
 
 CELL = Cell("int8", 1, 0.0, "code")
 NOISE = 0.04  # of one time, as a logarithm
@@ -174,6 +175,47 @@ def test_what_is_done_is_done_by_setting(tmp_path: Path) -> None:
     left = list(work(command(), "none", done, 0))
     assert len(left) == 16 * 12 and all(settings == ["suffix"] and cell.batch == 1 for cell, _, settings in left)
     assert len(list(work(command(speculate=["auto"]), "none", done, 1))) == 16 * 12 + 12  # the second round
+
+
+class _Model:
+    """Stands for a loaded model and its measurement: a row takes a second."""
+
+    def __init__(self, now: list[float], **_: object) -> None:
+        self.now = now
+
+    def __enter__(self) -> _Model:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def warm_up(self, *_: object) -> None: ...
+
+    def rows(self, cell: Cell, group: list[BenchPrompt], round_: int, settings: list[str], turn: int) -> list[Row]:
+        self.now[0] += 1.0
+        return [row(cell, setting, prompt.name, round_) for setting in settings for prompt in group]
+
+
+def test_a_run_stops_in_time_and_goes_on_with_first_rounds_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(never_slower, "keep_policy_in", lambda folder: None)
+    monkeypatch.setattr(never_slower, "LLM", lambda **_: _Model(now))
+    monkeypatch.setattr(never_slower, "Measurement", lambda llm, tokens: llm)
+    monkeypatch.setattr(never_slower, "time", argparse.Namespace(monotonic=lambda: now[0]))
+    given = command(
+        file=tmp_path / "f", quantize=["none", "int8"], rounds=2, each=2, batch=[1], tokens=8, minutes=0.5
+    )  # 24 groups of each weights and round, 30 of them in half a minute
+    cells = len(KINDS) * 2 * 2
+    assert never_slower.measure(given) == 4 * 24 - 30
+    found = load(given.file)
+    assert {one.round for one in found} == {0} and {one.weights for one in found} == {"none", "int8"}
+    assert never_slower.measure(given) == 4 * 24 - 60
+    found = load(given.file)
+    assert len({one.cell for one in found if one.round == 0}) == cells
+    assert [one.round for one in found] == sorted(one.round for one in found)
+    assert never_slower.measure(argparse.Namespace(**{**vars(given), "minutes": math.inf})) == 0
+    assert len(load(given.file)) == 4 * 24 * 2
 
 
 def test_every_cell_has_sixteen_prompts_and_they_take_turns() -> None:
