@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from slipstream.commands.bench_options import numbers, price_per_hour
+from slipstream.commands.bench.options import numbers, price_per_hour
 from slipstream.commands.shared.options import Described
 from slipstream.commands.shared.terminal import print_json, say, show_table
 from slipstream.errors import OptionError

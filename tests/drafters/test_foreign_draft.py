@@ -11,7 +11,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.cache import PAGE_SIZE
-from slipstream.commands.check import check
+from slipstream.commands.check.verb import check
 from slipstream.commands.shared.options import ModelSetup
 from slipstream.drafters.base import DraftRequest
 from slipstream.drafters.foreign.separate_cache import Held, SeparateCache

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from slipstream import LLM, SamplingParams
 from slipstream.attention import Segment
-from slipstream.commands.check import check
+from slipstream.commands.check.verb import check
 from slipstream.commands.shared.options import ModelSetup
 from slipstream.errors import CorruptFile, NotEnoughMemory, ShapeMismatch, SlipstreamError, UnsupportedModel
 from slipstream.models import adapter, load

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream import checks
-from slipstream.commands.bench_options import writable
+from slipstream.commands.bench.options import writable
 from slipstream.commands.demo import executable
 from slipstream.commands.demo_prompts import PROMPTS
 from slipstream.commands.shared.opening import open_llm

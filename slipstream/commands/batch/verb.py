@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream import checks
-from slipstream.commands.batch_file import AnswerFile
-from slipstream.commands.batch_lines import LineDefaults, PromptLine, read_lines
+from slipstream.commands.batch.answer_file import AnswerFile
+from slipstream.commands.batch.lines import LineDefaults, PromptLine, read_lines
 from slipstream.commands.shared.answer_json import choice_as_dict, seeded
 from slipstream.commands.shared.opening import open_llm
 from slipstream.commands.shared.options import Described, EngineSetup, Sampling

@@ -17,7 +17,7 @@ from slipstream.bench.serve.events import read_answer, read_json
 from slipstream.bench.serve.load import Load, Wire, offer
 from slipstream.bench.serve.metrics import point, service_levels
 from slipstream.bench.session import cost_per_million
-from slipstream.commands.bench_options import Limits, ServerLoad, numbers
+from slipstream.commands.bench.options import Limits, ServerLoad, numbers
 from slipstream.commands.shared.progress import TimeBar
 from slipstream.errors import OptionError, ServerFailed, unknown_choice
 from slipstream.models.formats.builtin import DEFAULT_MODEL

@@ -7,7 +7,7 @@ import time
 from typing import Annotated
 
 from slipstream import checks
-from slipstream.commands.bench_options import BenchModel, numbers, writable
+from slipstream.commands.bench.options import BenchModel, numbers, writable
 from slipstream.commands.demo import executable
 from slipstream.commands.shared.options import Described, EngineSetup
 from slipstream.commands.shared.terminal import print_json, say, show_table
@@ -43,7 +43,7 @@ def tune(
     """Find what drafts best for a model on your prompts, and write a profile for `run`, `chat` and `serve`."""
     began, setup = time.monotonic(), setup or BenchModel()
     if method is not None:
-        from slipstream.commands.tune_layers import tune_method
+        from slipstream.commands.tune.layers import tune_method
 
         engine = EngineSetup(
             model=setup.model,
@@ -62,7 +62,7 @@ def tune(
     deadline = began + 60 * checks.number("minutes", minutes, 0.01, 100_000)
     place = writable(_PROFILE if output is None else output)
     from slipstream.bench.prompts import read_file, workload
-    from slipstream.commands.tune_settings import tune_settings
+    from slipstream.commands.tune.settings import tune_settings
 
     asked = workload() if prompts is None else read_file(expanded(prompts))
     found = tune_settings(setup, asked, batches, deadline, checks.integer("tokens", tokens, 1), draft_model, place)

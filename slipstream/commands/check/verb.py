@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream import checks
-from slipstream.commands.check_heads import TrainedHead, available_head, examine_head
-from slipstream.commands.check_missing import missing_models, tell_missing
+from slipstream.commands.check.heads import TrainedHead, available_head, examine_head
+from slipstream.commands.check.missing import missing_models, tell_missing
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.options import Described, ModelSetup
 from slipstream.commands.shared.terminal import mebibytes, print_json, say, show_pairs, show_table

@@ -15,7 +15,7 @@ from slipstream.bench.schedule import PLAIN, conditions
 from slipstream.bench.tune.candidates import methods, untrained
 from slipstream.bench.tune.halving import AUTO, Halving
 from slipstream.bench.tune.profile import advice, save_profile
-from slipstream.commands.bench_options import BenchModel
+from slipstream.commands.bench.options import BenchModel
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.terminal import note, passing
 from slipstream.drafters.registry import parse_speculate

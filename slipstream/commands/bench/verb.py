@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream import checks
-from slipstream.commands.bench_options import (
+from slipstream.commands.bench.options import (
     BenchModel,
     Limits,
     ServerLoad,
@@ -62,21 +62,21 @@ def bench(
     given |= {"prompts": prompts, "tokens": tokens, "minutes": minutes, "precision": precision, "price": price}
     asked = _prompts(prompts)
     if server.url is not None:
-        from slipstream.commands.bench_server import bench_server
+        from slipstream.commands.bench.server import bench_server
 
         for name, value in (("--speculate", speculate), ("--trace", trace)):
             if value:
                 raise OptionError(f"{name} needs a model of this process", hint="leave it out with --url")
         results = bench_server(server, asked, limits, given)
     else:
-        from slipstream.commands.bench_engine import bench_engine
+        from slipstream.commands.bench.engine import bench_engine
 
         results = bench_engine(setup, sweeps, speculate, asked, limits, given)
     _write(results, folder)
     if as_json:
         print_json(results, indent=1)
         return 0
-    from slipstream.commands.bench_tables import show_results
+    from slipstream.commands.bench.tables import show_results
 
     show_results(results)
     say(f"\nwritten: {folder / 'results.json'}, {folder / 'report.html'}")
@@ -91,7 +91,7 @@ def compare(
     """Compare two results of `slipstream bench`, prompt by prompt."""
     from slipstream.bench.compare import compare_results
     from slipstream.bench.results import load
-    from slipstream.commands.bench_tables import show_comparison
+    from slipstream.commands.bench.tables import show_comparison
 
     paths = [path / "results.json" if (path := expanded(text)).is_dir() else path for text in (first, second)]
     compared = compare_results(*map(load, paths))

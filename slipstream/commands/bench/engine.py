@@ -16,7 +16,7 @@ from slipstream.bench.schedule import Condition, conditions
 from slipstream.bench.session import results, run_bench
 from slipstream.bench.traces import Traces
 from slipstream.bench.traces import save as save_traces
-from slipstream.commands.bench_options import BenchModel, Limits, Sweeps, numbers
+from slipstream.commands.bench.options import BenchModel, Limits, Sweeps, numbers
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.progress import TimeBar
 from slipstream.commands.shared.terminal import note, passing
