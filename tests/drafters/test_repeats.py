@@ -20,7 +20,7 @@ LONGEST = 16
 @pytest.mark.kernels
 def test_the_kernels_do_what_the_plain_operations_do() -> None:
     from slipstream.drafters.device import repeat_kernels
-    from slipstream.gpu import forest_kernels
+    from slipstream.gpu.kernels import forest_kernels
 
     torch.manual_seed(0)
 

@@ -44,7 +44,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, bound: float) -> bool:
 
 
 def test_choices_and_groups(poisoned: None) -> None:
-    from slipstream.gpu import mixture_kernels as kernels
+    from slipstream.gpu.kernels import mixture_kernels as kernels
 
     for rows, experts, per_token in ((1, 4, 1), (5, 8, 2), (33, 6, 3)):
         logits = 3 * random(rows, experts)

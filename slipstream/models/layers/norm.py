@@ -28,7 +28,7 @@ class UnitNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if runs_fused(x):
-            from slipstream.gpu.fused_kernels import unit_norm
+            from slipstream.gpu.kernels.fused_kernels import unit_norm
 
             return unit_norm(x, self._length, self._dtype)
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)

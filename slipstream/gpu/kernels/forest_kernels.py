@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.gpu.sampling_kernels import GREEDY, near_gumbel
+from slipstream.gpu.kernels.sampling_kernels import GREEDY, near_gumbel
 
 if TYPE_CHECKING:
     from slipstream.gpu.forest import Followed, Pool, SamplingNoise

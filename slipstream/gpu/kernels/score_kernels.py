@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.gpu.cut_kernels import weights
-from slipstream.gpu.sampling_kernels import ordered
+from slipstream.gpu.kernels.cut_kernels import weights
+from slipstream.gpu.kernels.sampling_kernels import ordered
 from slipstream.sampling import WEIGHT_BITS
 
 _BLOCK = 4096  # tokens that are read at a time

@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.gpu.sampling_kernels import BLOCK as DRAWN
-from slipstream.gpu.sampling_kernels import GREEDY, decided, draw, near_gumbel, ordered, scaled_logits
+from slipstream.gpu.kernels.sampling_kernels import BLOCK as DRAWN
+from slipstream.gpu.kernels.sampling_kernels import GREEDY, decided, draw, near_gumbel, ordered, scaled_logits
 from slipstream.sampling import WEIGHT_BITS
 
 _BLOCK = 4096  # tokens that one program reads at a time
