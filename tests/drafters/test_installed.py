@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from slipstream import LLM
-from slipstream.drafters.auto import available
+from slipstream.drafters.composites.auto import available
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head_checkpoint import DESCRIPTION, HASH, WEIGHTS
 from slipstream.drafters.heads.installed import add, installed, remove

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slipstream.drafters.base import DraftOptions, DraftRequest
-from slipstream.drafters.composite import CompositeDrafter, within
+from slipstream.drafters.composites.composite import CompositeDrafter, within
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.registry import DrafterSpec
 from slipstream.errors import OptionError

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from slipstream.drafters.base import DraftOptions, DraftRequest, Outcome
-from slipstream.drafters.composite import CompositeDrafter, seen_by, within
+from slipstream.drafters.composites.composite import CompositeDrafter, seen_by, within
 from slipstream.drafters.device.chain_loop import ChainDraft
 from slipstream.drafters.device.device_draft import DeviceDraft, DeviceKeeper
 from slipstream.drafters.device.repeat_loop import RepeatDraft
