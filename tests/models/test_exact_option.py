@@ -22,9 +22,9 @@ from slipstream.models.load import load_model, require_exact
 from slipstream.models.weights import Weights
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
-from tests.foreign import foreign_directory
 from tests.invoking import invoke
 from tests.laned import tile_segments
+from tests.models.foreign import foreign_directory
 from tests.models.test_families import build
 from tests.tiny import tiny_directory, tiny_llm
 

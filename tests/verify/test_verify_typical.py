@@ -19,8 +19,9 @@ from slipstream.cli import app
 from slipstream.tree import TokenTree
 from slipstream.verify import Match, Typical, make_verifier
 from slipstream.verify.typical import DELTA, EPSILON, threshold
-from tests.outcomes import Numbered, distribution
-from tests.tables import (
+from tests.tiny import tiny_directory, tiny_llm
+from tests.verify.outcomes import Numbered, distribution
+from tests.verify.tables import (
     Prefix,
     Randomness,
     TableDrafter,
@@ -32,7 +33,6 @@ from tests.tables import (
     p_value,
     target_tables,
 )
-from tests.tiny import tiny_directory, tiny_llm
 
 # -- what is typical --------------------------------------------------------------------------------------------------
 

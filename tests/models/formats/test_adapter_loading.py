@@ -26,7 +26,7 @@ from slipstream.models.decoder import Decoder
 from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
 from slipstream.models.formats.resolve import open_model
 from slipstream.models.load import load_model
-from tests.foreign import foreign_directory, foreign_model, save
+from tests.models.foreign import foreign_directory, foreign_model, save
 from tests.tiny import _character_tokenizer, tiny_directory
 
 

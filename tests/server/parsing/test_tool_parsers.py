@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slipstream.server.parsing import ParserRequest, parser_factory
 from slipstream.server.parsing.tool_styles import TOOL_STYLES, find_tool_style
-from tests.server.parsed import Whole, counted, parsed
+from tests.server.parsing.parsed import Whole, counted, parsed
 
 NAMES = ["weather", "add"]
 A, B = '{"city": "Zürich", "days": [1, -2.5e3, {"x": null}]}', "{}"

@@ -10,7 +10,7 @@ import torch
 from slipstream.drafters.heads.objectives import OBJECTIVES
 from slipstream.drafters.heads.parallel_head import ParallelSettings, _spread, sharpness
 from slipstream.errors import OptionError
-from tests.drafters.test_parallel import GROWN, TAUGHT, fresh, lesson_of, linked_lesson, parts, speaking
+from tests.drafters.heads.test_parallel import GROWN, TAUGHT, fresh, lesson_of, linked_lesson, parts, speaking
 from tests.heads import random_head
 
 

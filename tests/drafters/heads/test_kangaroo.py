@@ -11,7 +11,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.drafters.heads.head_drafter import frame_of, make_head
 from slipstream.drafters.kangaroo import KangarooDrafter, KangarooHead, KangarooSettings
 from slipstream.errors import OptionError
-from tests.drafters.test_self_draft import passes
+from tests.drafters.growing.test_self_draft import passes
 from tests.heads import made_for
 from tests.lessons import PROMPT_LEN, drafted_logits, lesson_of, new_head, saved, teach, tokens_per_step, written
 from tests.stepping import stepped

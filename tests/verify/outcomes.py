@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from slipstream import noise
 from slipstream.tree import Draw, TokenTree
 from slipstream.verify import Verifier, block, rejection, traversal
-from tests.tables import Prefix, Tables
+from tests.verify.tables import Prefix, Tables
 
 # How many children a node has, and whether they are chosen; after every prefix.
 Shape = Callable[[Prefix], tuple[int, bool]]

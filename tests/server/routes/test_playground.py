@@ -14,7 +14,7 @@ import pytest
 
 from slipstream.models.decoder import Decoder
 from slipstream.server.config import ServerConfig
-from tests.server.browsing import PHONE, answered, ask, chromium, connected, growing, opened
+from tests.server.routes.browsing import PHONE, answered, ask, chromium, connected, growing, opened
 from tests.serving import Served, served
 
 SAME = {"temperature": 0, "max_completion_tokens": 320}  # as the page's settings are when it opens

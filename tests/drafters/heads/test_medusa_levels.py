@@ -12,7 +12,7 @@ from slipstream.drafters.growing.static_tree import StaticTree
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.medusa import MedusaDrafter
 from slipstream.tree import TokenTree
-from tests.drafters.test_medusa import PROMPTS, fresh, lesson, saved
+from tests.drafters.heads.test_medusa import PROMPTS, fresh, lesson, saved
 from tests.tiny import tiny_llm
 
 

@@ -13,7 +13,7 @@ from slipstream.errors import OptionError
 from slipstream.server.parsing import ParserRequest, parser_factory
 from slipstream.server.parsing.tool_styles import TOOL_STYLES
 from tests.invoking import save_model
-from tests.server.parsed import parsed
+from tests.server.parsing.parsed import parsed
 from tests.vocabularies import train_byte_level
 
 llguidance = pytest.importorskip("llguidance")

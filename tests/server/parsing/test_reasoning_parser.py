@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.server.parsing import ParserRequest, parser_factory
 from slipstream.server.parsing.reasoning import REASONING_STYLES, ReasoningParser
-from tests.server.parsed import parsed
+from tests.server.parsing.parsed import parsed
 
 THINK = REASONING_STYLES["qwen3"]
 
