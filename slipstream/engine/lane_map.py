@@ -17,7 +17,7 @@ class LanePosition(NamedTuple):
     known: int
 
 
-class Seats:
+class LaneMap:
     """The lanes of buffers of one size."""
 
     def __init__(self, size: int) -> None:
@@ -32,13 +32,13 @@ class Seats:
         going_on = {position: lane for lane, position in enumerate(self._left) if position is not None}
         lanes = [going_on.get(position) for position in positions]
         free = iter(sorted(set(range(len(self._left))).difference(lane for lane in lanes if lane is not None)))
-        seated = [next(free) if lane is None else lane for lane in lanes]
-        fresh: dict[int, Sequence | None] = dict.fromkeys(sorted(self._filled.difference(seated)))
-        for lane, known, position in zip(seated, lanes, positions, strict=True):
+        taken = [next(free) if lane is None else lane for lane in lanes]
+        fresh: dict[int, Sequence | None] = dict.fromkeys(sorted(self._filled.difference(taken)))
+        for lane, known, position in zip(taken, lanes, positions, strict=True):
             if known is None:
                 fresh[lane] = position.sequence
-        self._left, self._filled = [None] * len(self._left), set(seated)
-        return seated, fresh
+        self._left, self._filled = [None] * len(self._left), set(taken)
+        return taken, fresh
 
     def leave(self, lanes: Seq[int], positions: Seq[LanePosition]) -> None:
         """Note where a burst has left those that go on."""
