@@ -19,7 +19,7 @@ from slipstream.bench.traces import save as save_traces
 from slipstream.commands.bench.options import BenchModel, Limits, Sweeps, numbers
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.progress import TimeBar
-from slipstream.commands.shared.terminal import note, passing
+from slipstream.commands.shared.terminal import note, temporary_line
 from slipstream.drafters.registry import DEFAULT, parse_speculate
 from slipstream.llm import LLM
 
@@ -50,7 +50,7 @@ def bench_engine(
     run = Run(llm, prompts, settings, asked, limits.tokens, traces=None if limits.trace is None else [])
     if run.fitting and run.skipped:
         note(f"{len(run.skipped)} prompts are too long for the model and are left out; results.json names them")
-    with passing("warming up ..."):
+    with temporary_line("warming up ..."):
         run.warm_up()
         samples = take_samples(run)
     specs = map(parse_speculate, settings)
@@ -67,7 +67,7 @@ def bench_engine(
             repeats=repeats,
         )
     if limits.trace is not None:
-        with passing("measuring the costs of passes ..."):
+        with temporary_line("measuring the costs of passes ..."):
             _save_traces(run, limits)
     llm.close()
     return {**results(run, provenance(given), limits.price), "samples": samples}
@@ -95,7 +95,7 @@ def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> LLM
         fetch_models(setup.model, parse_speculate(name))
     batch = max(condition.batch for condition in asked)
     longest = max(condition.context or 0 for condition in asked) + _REQUEST_TOKENS
-    with passing(f"loading {setup.model} ..."):
+    with temporary_line(f"loading {setup.model} ..."):
         return LLM(
             setup.model,
             speculate=None,

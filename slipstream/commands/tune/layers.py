@@ -14,7 +14,7 @@ from slipstream.commands.demo import executable
 from slipstream.commands.demo_prompts import PROMPTS
 from slipstream.commands.shared.opening import open_llm
 from slipstream.commands.shared.options import EngineSetup
-from slipstream.commands.shared.terminal import ProgressBar, note, passing, print_json, say, show_table
+from slipstream.commands.shared.terminal import ProgressBar, note, print_json, say, show_table, temporary_line
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.folders import expanded
 from slipstream.models.formats.builtin import DEFAULT_MODEL
@@ -68,7 +68,7 @@ def _search(method: str, llm: LLM, conversations: list[Conversation], budget: fl
 
 
 def _tell(line: str) -> None:
-    with passing(""):  # clears the bar
+    with temporary_line(""):  # clears the bar
         note(line)
 
 

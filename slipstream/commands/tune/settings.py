@@ -17,7 +17,7 @@ from slipstream.bench.tune.halving import AUTO, Halving
 from slipstream.bench.tune.profile import advice, save_profile
 from slipstream.commands.bench.options import BenchModel
 from slipstream.commands.shared.opening import fetch_models
-from slipstream.commands.shared.terminal import note, passing
+from slipstream.commands.shared.terminal import note, temporary_line
 from slipstream.drafters.registry import parse_speculate
 from slipstream.errors import OptionError
 from slipstream.llm import LLM
@@ -40,7 +40,7 @@ def tune_settings(
     def opened(settings: list[str]) -> LLM:
         for name in settings:
             fetch_models(setup.model, parse_speculate(name))
-        with passing(f"loading {setup.model} ..."):
+        with temporary_line(f"loading {setup.model} ..."):
             return LLM(
                 setup.model,
                 speculate=None,
