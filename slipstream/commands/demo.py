@@ -83,7 +83,8 @@ def demo(
             llm.generate(_encode(llm, PROMPTS[-1]), params)
     compared = []
     for number, prompt in enumerate(PROMPTS, 1):
-        with temporary_line(f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."):
+        doing = f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."
+        with temporary_line(doing):
             compared.append(_compare(llm, prompt, spec, params))
         if not as_json:
             _print_one(prompt, compared[-1])

@@ -64,7 +64,7 @@ class Layer:
     out: Linear | PostNorm
     mlp: MLP
     window: int | None
-    defers_norm: bool  # on a GPU: the product qkv takes unnormalised rows, and the norm is applied after it
+    defers_norm: bool  # on a GPU: the GEMM qkv takes unnormalised rows, and the norm is applied after it
 
 
 class _Rotations:

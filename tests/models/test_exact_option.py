@@ -89,6 +89,6 @@ def test_command_line(tiny: str) -> None:
     assert invoke("check", "-m", tiny, "--exact").exit_code == 0
     for verb in (["run", "hello"], ["check"], ["tune", "--method", "layer_skip"]):
         wrong = invoke(*verb, "-m", tiny, "--exact", "--dtype", "bfloat16", "--device", "cpu")
-        assert wrong.exit_code == 2 and "exact: on a CPU products in bfloat16 are not exact" in wrong.stderr
+        assert wrong.exit_code == 2 and "exact: on a CPU GEMMs in bfloat16 are not exact" in wrong.stderr
     for verb in ("run", "chat", "demo", "check", "tune"):
         assert "--exact" in invoke(verb, "--help").stdout

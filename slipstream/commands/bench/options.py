@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+from slipstream.checks import require
 from slipstream.commands.shared.options import Described
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
@@ -85,8 +86,7 @@ def numbers(name: str, text: str | None, kind: Callable[[str], Number], low: flo
             value = kind(part.strip())
         except ValueError:
             raise OptionError(f"--{name} {text!r} is not a list of numbers", hint=f"as in --{name} 1,8") from None
-        if not math.isfinite(value) or value < low:
-            raise OptionError(f"--{name}: {part.strip()} is out of range", hint=f"valid: {low:g} or more")
+        require(math.isfinite(value) and value >= low, name, value, f"{low:g} or more")
         found.append(value)
     return list(dict.fromkeys(found))
 

@@ -67,7 +67,7 @@ def _gates(
 
 
 def gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) -> torch.Tensor:
-    """`products.gates`."""
+    """`gemm.gates` for the rows of a tree."""
     rows, inner = x.shape
     width = len(weight) // 2
     out = x.new_empty(rows, width)
@@ -131,7 +131,7 @@ def _onto(
 
 
 def onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
-    """`products.onto_`."""
+    """`gemm.onto_` for the rows of a tree."""
     (rows, inner), width, tile = x.shape, len(weight), _ONTO
     tiles = triton.cdiv(width, tile.columns)
     splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles))
