@@ -49,7 +49,7 @@ class RowCuts(NamedTuple):
         )
 
     def to(self, device: str | torch.device) -> RowCuts:
-        """The same on another device."""
+        """These cuts on another device."""
         return RowCuts(*(part.to(device) for part in self))
 
 

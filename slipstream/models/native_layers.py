@@ -115,7 +115,7 @@ class NativeLayers:
 
     @property
     def steps(self) -> list[list[Step]]:
-        """Those of every layer."""
+        """The steps of every layer."""
         return self._memory.steps
 
     @property

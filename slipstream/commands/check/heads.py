@@ -77,7 +77,7 @@ def examine_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> 
 
 
 def available_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> TrainedHead | None:
-    """The head that `auto` picks from although nobody named it: loaded if there is one, and memory for it."""
+    """The head that `auto` picks from although no option named it: loaded if there is one, and memory for it."""
     from slipstream.drafters.composites.auto import HEADS, AutoOptions
     from slipstream.drafters.heads import head_checkpoint
     from slipstream.drafters.registry import DrafterSpec

@@ -86,7 +86,7 @@ class NodeRows:
 
     @staticmethod
     def of(growth: Growth) -> NodeRows:
-        """Those of a tree."""
+        """The rows of a tree."""
         tree, root, fed = growth.tree, growth.root_slot, growth.fed
         paths = [[root, *(root + node for node in tree.path(new))] for new in range(fed, len(tree))]
         return NodeRows(growth.sequence.table, root, root + fed, paths)

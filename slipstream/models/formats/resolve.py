@@ -24,7 +24,7 @@ def open_checkpoint(model: str | Path, progress: OnProgress | None = None) -> Ch
 
 
 def open_model(model: str | Path) -> Checkpoint | AdapterCheckpoint:
-    """The same, or the directory opened for transformers if only that can run it."""
+    """Opens `model` for our own decoder, or its directory for transformers if only that can run it."""
     path, name = _find(model), str(model)
     try:
         return _open_path(path, name)

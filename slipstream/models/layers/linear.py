@@ -86,7 +86,7 @@ class AddingLinear(ABC):
 
     @abstractmethod
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """The same in place."""
+        """Add the product to total [rows, out] in place."""
 
 
 class PlainLinear(AddingLinear):

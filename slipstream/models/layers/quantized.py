@@ -156,7 +156,7 @@ def quantized_linear(
 def linear_from_packed(
     mode: str, shape: tuple[int, ...], packed: Packed, bias: torch.Tensor | None, columns: torch.Tensor | None
 ) -> NativeInt8Linear | NativeInt4Linear:
-    """The same, from packed parts."""
+    """The GEMM of a layer in int8 or int4, from packed parts."""
     from slipstream.native.linear import NativeInt4Linear, NativeInt8Linear
 
     outputs, inputs = shape
