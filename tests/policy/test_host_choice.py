@@ -1,4 +1,4 @@
-"""The policy over steps whose costs and gains are known: it learns from tries, and is not slower than plain decoding."""
+"""The policy over steps of known costs and gains: it learns from tries, and is not slower than plain decoding."""
 
 from __future__ import annotations
 

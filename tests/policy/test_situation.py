@@ -32,7 +32,7 @@ def test_a_batch_in_which_nothing_drafts_is_not_looked_at_in_every_step() -> Non
 def test_a_look_without_news_lets_it_hold_blindly_again_but_not_for_good() -> None:
     who = sequences(2)
     decision, looks = kept(who, in_a_row=9), 0
-    for step in range(100):
+    for step in range(100):  # noqa: B007
         if decision.holds_blindly(who):
             continue
         if not decision.holds(who, decision.signals):

@@ -119,7 +119,7 @@ def test_confidences_become_probabilities(overstated: float) -> None:
 
 
 def test_the_chosen_nodes_are_faster_than_none_and_than_all() -> None:
-    """Of steps that drafted: tokens of the chosen nodes over the time of draft and pass, by costs that were measured."""
+    """Of steps that drafted: tokens of the chosen nodes over the time of draft and pass, by measured costs."""
     passes, _, worth = learnt()
     tokens = {"chosen": 0, "all": 0, "plain": 0}
     spent = dict.fromkeys(tokens, 0.0)
