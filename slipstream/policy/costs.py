@@ -19,6 +19,7 @@ _REFRESH = 4  # observations between two computations of a curve
 _RECENT = 7  # passes that say how fast the machine is
 _BUSY = 1.2  # times what a larger pass takes
 _KNOWN = 3  # samples from which on a median says what a pass costs
+_BESIDE = 0.05  # milliseconds of a draft besides the calls, where little is known
 _BY_LEVELS = 1.5  # how much more a call may cost than its levels, which are not all alike
 _DOUBTED = 1.25  # what an earlier run measured may be dearer by this than what this one measured, as far as it did
 
@@ -255,7 +256,7 @@ class DraftCosts:
     @property
     def beside(self) -> float:
         """Milliseconds of a draft besides the calls, per sequence."""
-        return self._beside.value
+        return _cautious(self._beside, _BESIDE)
 
     def catch_up(self, drafter: str, tokens: int, guess_ms: float) -> float:
         """Milliseconds to read `tokens` tokens before it can draft; `guess_ms`: of one, if none was measured."""
@@ -270,7 +271,7 @@ class DraftCosts:
         )
         depths = {drafter: m.value for drafter, m in self._depths.items()}
         read = {drafter: round(pace * m.value, 6) for drafter, m in self._catch_up.items()}
-        beside = round(pace * self.beside, 4)
+        beside = round(pace * self._beside.value, 4)
         return {"calls": calls, "levels": levels, "depths": depths, "catch_up": read, "beside": beside}
 
     def restore(self, state: Mapping[str, Any], *, doubted: bool = True) -> None:
@@ -287,7 +288,7 @@ class DraftCosts:
                 medians[drafter, int(size)] = restored(ms)
         self._depths = {drafter: restored(levels) for drafter, levels in state["depths"].items()}
         self._catch_up = {drafter: restored(ms) for drafter, ms in state["catch_up"].items()}
-        self._beside = Median() if doubted else restored(state["beside"])
+        self._beside = restored(state["beside"])
 
 
 def _cautious(found: Median, guess: float) -> float:
