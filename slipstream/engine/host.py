@@ -141,7 +141,7 @@ class HostRunner:
         outcomes = [outcome for outcome in outcomes if outcome.sequence.error is None]
         state.drafters.observe(outcomes)
         for outcome in outcomes:
-            state.cache.publish(outcome.sequence.table, TARGET, outcome.sequence.tokens)
+            state.publish(outcome.sequence)
             if outcome.tokens:
                 state.finish(outcome.sequence)
         report.charge(len(launched.work), launched.other_ms + 1000 * (time.perf_counter() - verified))
