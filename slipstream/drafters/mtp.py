@@ -220,13 +220,10 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
                 self._outputs.write(segment.table, segment.committed, new)
         return torch.cat(outputs, 1), self.judged(rows.wanted(outputs[0]))
 
-    def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
-        rows = super()._feed_roots(growths)
-        for growth in growths:
-            assert isinstance(growth, ModuleGrowth)
-            growth.roots = growth.hidden[0].chunk(self.layers, 1)
-            growth.hidden = [growth.roots[0]]
-        return rows
+    def _begin(self, growth: Growth, output: torch.Tensor) -> None:
+        assert isinstance(growth, ModuleGrowth)
+        growth.roots = output.chunk(self.layers, 1)
+        growth.hidden = [growth.roots[0]]
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         super().rollback(sequence, length)

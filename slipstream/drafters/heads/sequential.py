@@ -77,9 +77,13 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
             return _kept(growths, catch_up(self.key, growths, known))
         rows = []
         for growth, (output, logits) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
-            growth.hidden = [output[-1:]]
+            self._begin(growth, output[-1:])
             rows.append(logits)
         return rows
+
+    def _begin(self, growth: Growth, output: torch.Tensor) -> None:
+        """Keep what the pass gave at the root, a row [1, ...]."""
+        growth.hidden = [output]
 
     def _read_features(self, segments: Seq[Segment]) -> torch.Tensor:
         """The target's hidden states before the tokens of these rows."""
