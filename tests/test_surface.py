@@ -14,7 +14,7 @@ from slipstream.cli import app, benches, corpora
 from slipstream.drafters import drafter_names, registry
 from slipstream.drafters.base import Drafter, DraftOptions
 from slipstream.drafters.growing.tree_growth import GrowingDrafter, GrowthOptions
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadDrafter, HeadOptions
 from slipstream.llm import EngineClient
 from slipstream.types import Completion, Delta, Logprob, Output, Plan, RequestMetrics, Stats
 from slipstream.verify import make_verifier
@@ -202,13 +202,13 @@ def test_drafters() -> None:
 def test_drafters_to_derive_from() -> None:
     """What a drafter of another package that runs a model can override and call."""
     assert public(GrowingDrafter) - public(Drafter) == {"bring_up", "follows", "room", "width"}
-    assert public(LearnedDrafter) - public(Drafter) == {"loop_type", "plan_for"}
-    assert issubclass(LearnedDrafter, GrowingDrafter)
-    assert GrowingDrafter.__abstractmethods__ == LearnedDrafter.__abstractmethods__ == {"_feed_roots", "_run"}
+    assert public(HeadDrafter) - public(Drafter) == {"loop_type", "plan_for"}
+    assert issubclass(HeadDrafter, GrowingDrafter)
+    assert GrowingDrafter.__abstractmethods__ == HeadDrafter.__abstractmethods__ == {"_feed_roots", "_run"}
     growth = {"depth": 4, "nodes": 0, "branch": 1, "min_confidence": 0.0, "draw": "auto"}
     assert parameters(GrowthOptions) == growth
-    assert parameters(LearnedOptions) == {**growth, "depth": 0, "branch": 4, "checkpoint": ""}
-    for kind in (GrowingDrafter, LearnedDrafter):
+    assert parameters(HeadOptions) == {**growth, "depth": 0, "branch": 4, "checkpoint": ""}
+    for kind in (GrowingDrafter, HeadDrafter):
         assert parameters(kind.__init__) == parameters(Drafter.__init__)
 
 

@@ -26,7 +26,7 @@ from slipstream.drafters.growing.lattice import Lattice, linked_candidates
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.features import within_range
 from slipstream.drafters.heads.head import Head
-from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadOptions
 from slipstream.drafters.heads.head_layer import PagedHeadLayer
 from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
 from slipstream.drafters.heads.injection import Injection
@@ -46,7 +46,7 @@ _USUAL = 8  # of the block of most heads
 
 
 @dataclass(frozen=True)
-class ParallelOptions(LearnedOptions):
+class ParallelOptions(HeadOptions):
     """Those of every trained drafter. `depth` is at most the block size of the head (0: that, 12 at most)."""
 
 
