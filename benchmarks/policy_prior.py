@@ -39,7 +39,7 @@ def learnt(model: str, each: int, tokens: int) -> tuple[str, dict[str, Any]]:
     for batch, temperature, setting in product(_BATCHES, _TEMPERATURES, _SETTINGS):
         how = SamplingParams(temperature=temperature, seed=0, max_tokens=tokens, speculate=setting)
         dict(llm.answers([(encoder.encode(prompt), how) for prompt in prompts], batch, text=True))
-    state = {"worth": policy.worth.state(), "record": policy.record.state()}
+    state = {"worth": policy.known.worth.state(), "record": policy.known.record.state()}
     fingerprint = llm.model.fingerprint
     llm.close()
     return fingerprint, {**state, "worth": {key: _lighter(counts) for key, counts in state["worth"].items()}}

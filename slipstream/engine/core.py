@@ -23,12 +23,13 @@ from slipstream.errors import NotEnoughMemory, OptionError, unknown_choice
 from slipstream.grammar import Grammars
 from slipstream.inputs import tokenizer_of
 from slipstream.models.formats.checkpoint import Checkpoint
+from slipstream.models.layers.linear import native_works
 from slipstream.models.load import load_model
 from slipstream.models.memory import SPARE_PAGES, kv_bytes
 from slipstream.models.model import Model
 from slipstream.models.selfcheck import is_exact
 from slipstream.models.view import TargetView
-from slipstream.native.machine import cpu_model, switched_off
+from slipstream.native.machine import cpu_model
 from slipstream.policy.saved import SavedPolicy
 from slipstream.profiles import Profile
 from slipstream.sequence import PLAIN, TARGET, Request, Sequence
@@ -104,14 +105,19 @@ class EngineCore:
         self.engine = Engine(self.model, self.cache, verifier, Scheduler(self.cache, config.max_num_seqs, rows))
         for name, spec in distinct.items():
             self._add(spec, built[name])
-        machine = (self.model.device, cpu_model(), torch.get_num_threads())
-        kernels = ("library",) if switched_off() else ()  # whose passes cost something else
-        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__, *kernels)
-        self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
+        self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, self._cost_facts())
         self._saved.restore()
         if config.profile is not None:
             config.profile.require_model(self.model.fingerprint, self.model.name)
             self._saved.start_from(config.profile)
+
+    def _cost_facts(self) -> tuple[object, ...]:
+        """What the costs of passes and drafts depend on besides the model."""
+        weights = getattr(self.model, "quantize", self.config.quantize), self.model.dtype
+        if self.model.device != "cpu":
+            return (*weights, self.model.device, torch.cuda.get_device_name(self.model.device), __version__)
+        kernels = "native" if native_works() else "torch"
+        return (*weights, "cpu", cpu_model(), torch.get_num_threads(), kernels, __version__)
 
     def renew(self) -> None:
         """Replace everything but the model and its weights, after a failure that no single request caused."""

@@ -94,8 +94,8 @@ class BurstPlanner:
         if held is not None and held.waits and held.sequences == sequences and held.asked < most:
             held.asked += 1  # only a round of another shape was run, which was under way
         else:
-            self._probes.next_step()
             held = self._planned[name] = self._decided(name, sequences)
+            self._probes.next_step(max(1, held.plan.rounds))
             if held.probe:
                 self._probes.begin(held.promise.way.key)
         return held.plan
@@ -115,7 +115,7 @@ class BurstPlanner:
         able = [promises[0], *quick]
         throughput = all(each.objective == "throughput" for each in limits)
         best, choice = choose_one([p.offer for p in able], [p.ms for p in able], throughput=throughput)
-        unknown = not self.forecast.passes.curve(count, context).medians  # the first rounds measure plain decoding
+        unknown = not self.forecast.passes.measured  # the first rounds measure plain decoding
         tried = able[0] if unknown else self._tried(able, able[best], choice)
         promise = able[best] if tried is None else tried
         by_shape = {p.way.plan.parts: p for p in promises if not p.way.by_host}
@@ -156,7 +156,7 @@ class BurstPlanner:
     def _offer(self, name: str, way: RoundWay, sequences: list[Sequence], matched: list[int]) -> list[Estimate]:
         """What a way promises each sequence."""
         if not way.drafters:
-            return [Estimate(bonus=0.0 if self._drafts(name) else MIN_GAIN)] * len(sequences)
+            return [Estimate(bonus=STICKY if self._drafts(name) else MIN_GAIN)] * len(sequences)
         size, bonus = size_class(len(sequences)), STICKY if way == self._last.get(name) else 0.0
         starts: dict[Context, float] = {}
         offer = []

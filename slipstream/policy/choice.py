@@ -85,11 +85,22 @@ def _with(
     """The best assignment in which the only shared drafter is `shared`."""
     able = [[pick for pick in offer if pick.shared in (None, shared)] for offer in offers]
     call_ms = 0.0 if shared is None else shared_ms[shared]
-    count = len(able)
-    best = _total([offer[0] for offer in able], cost, 0.0, throughput)
-    rows = count
+    starts = [[offer[0] for offer in able], [max(offer, key=lambda pick: pick.accepted) for offer in able]]
+    tried = [_refined(start, able, cost, call_ms, throughput) for start in starts[: 2 if starts[0] != starts[1] else 1]]
+    return max(tried, key=lambda choice: choice.score)
+
+
+def _refined(
+    start: list[Estimate], able: Seq[Seq[Estimate]], cost: Milliseconds, call_ms: float, throughput: bool
+) -> Choice:
+    """The best assignment found from `start`: at its costs each sequence takes what brings most.
+
+    From plain decoding alone drafts that pay for all together, as they make the step long, are not found.
+    """
+    count, picks = len(able), start
+    best = _total(picks, cost, call_ms if any(pick.shared for pick in picks) else 0.0, throughput)
     for _ in range(_REFINEMENTS):
-        rate, row_ms = best.tokens / best.ms, row_cost(cost, rows)
+        rate, row_ms = best.tokens / best.ms, row_cost(cost, count + round(sum(pick.nodes for pick in picks)))
 
         def value(pick: Estimate, rate: float = rate, row_ms: float = row_ms, ms: float = best.ms) -> float:
             extra = pick.nodes * row_ms + pick.own_ms
@@ -100,7 +111,6 @@ def _with(
         picks = [max(offer, key=value) for offer in able]
         tried = _total(picks, cost, call_ms if any(pick.shared for pick in picks) else 0.0, throughput)
         best = max(best, tried, key=lambda choice: choice.score)
-        rows = count + round(sum(pick.nodes for pick in picks))
     return best
 
 

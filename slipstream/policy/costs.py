@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from statistics import median
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +19,9 @@ _REFRESH = 4  # observations between two computations of a curve
 _RECENT = 7  # passes that say how fast the machine is
 _BUSY = 1.2  # times what a larger pass takes
 _KNOWN = 3  # samples from which on a median says what a pass costs
+_BESIDE = 0.05  # milliseconds of a draft besides the calls, where little is known
+_BY_LEVELS = 1.5  # how much more a call may cost than its levels, which are not all alike
+_DOUBTED = 1.25  # what an earlier run measured may be dearer by this than what this one measured, as far as it did
 
 
 def pass_shape(cheap_rows: int, weights_read: Callable[[int], float]) -> Callable[[int], float]:
@@ -45,20 +47,23 @@ def captured_shape(weights_read: Callable[[int], float]) -> Callable[[int], floa
 
 
 class Median:
-    """The median of the last few samples."""
+    """The median of the last few samples: of an even number the lower one, as a busy machine errs upwards."""
 
-    __slots__ = ("_samples", "count", "value")
+    __slots__ = ("_samples", "confirmed", "count", "value")
 
-    def __init__(self, *samples: float) -> None:
-        self._samples: deque[float] = deque(samples, maxlen=_KEPT)
-        self.count = len(samples)
-        self.value = median(samples) if samples else 0.0
+    def __init__(self, start: float | None = None, *, confirmed: bool = True) -> None:
+        """`confirmed`: whether `start` was measured in this run."""
+        self._samples: deque[float] = deque([] if start is None else [start], maxlen=_KEPT)
+        self.count = len(self._samples)
+        self.value = start or 0.0
+        self.confirmed = confirmed
 
     def add(self, sample: float) -> None:
         """Add a sample."""
         self._samples.append(sample)
         self.count += 1
-        self.value = sorted(self._samples)[len(self._samples) // 2]
+        self.value = sorted(self._samples)[(len(self._samples) - 1) // 2]
+        self.confirmed = True
 
 
 class Curve:
@@ -67,6 +72,9 @@ class Curve:
     def __init__(self, shape: Callable[[int], float]) -> None:
         self._shape = np.array([shape(max(1, rows)) for rows in range(_MOST_ROWS + 1)])
         self.medians: dict[int, Median] = {}
+        self.own = False  # whether it was measured, and not copied from another
+        self.highest = 0.0  # the highest correction that was measured in this run
+        self.bound = math.inf  # of corrections that an earlier run measured
         self._stale = 0
         self._ms: list[float] = self._shape.tolist()
 
@@ -74,6 +82,7 @@ class Curve:
         """Add a measured pass; the next `refreshed` curve knows it."""
         found = self.medians.setdefault(_row_class(rows), Median())
         found.add(ms)
+        self.own = True
         self._stale += _REFRESH if found.count <= _KNOWN else 1
 
     def refreshed(self) -> Curve:
@@ -92,6 +101,10 @@ class Curve:
         values = np.array([self.medians[rows].value for rows in known])
         larger = np.minimum.accumulate(values[::-1])[::-1]  # the least of this pass and all larger ones
         corrections = np.where(values > _BUSY * larger, larger, values) / self._shape[known]
+        confirmed = np.array([self.medians[rows].confirmed for rows in known])
+        self.highest = float(corrections[confirmed].max(initial=0.0))
+        bound = _DOUBTED * self.highest or self.bound
+        corrections = np.where(confirmed, corrections, np.minimum(corrections, bound))
         ms = self._shape * np.interp(range(_MOST_ROWS + 1), known, corrections)
         self._ms, self._stale = np.maximum.accumulate(ms).tolist(), 0
 
@@ -147,20 +160,35 @@ class PassCosts:
             middle = self._recent[_RECENT // 2]
             middle.curve.add(middle.rows, middle.ms / self.pace)
 
+    @property
+    def measured(self) -> bool:
+        """Whether any pass was measured in this run."""
+        return any(curve.highest or curve.refreshed().highest for curve in self._curves.values())
+
     def curve(self, sequences: int, context: int) -> Curve:
         """The curve for a decoding pass; `context`: tokens per sequence."""
-        return self._curve(sequences, context).refreshed()
+        found = self._curve(sequences, context).refreshed()
+        if not found.highest and found.medians:
+            nearest = self._nearest(_curve_key(sequences, context), lambda curve: curve.highest > 0.0)
+            bound = math.inf if nearest is None else _DOUBTED * nearest.highest
+            if bound != found.bound:
+                found.bound = bound
+                found.refresh()
+        return found
+
+    def _nearest(self, key: tuple[int, int], able: Callable[[Curve], bool]) -> Curve | None:
+        near = [(abs(k[0] - key[0]) + abs(k[1] - key[1]), c) for k, c in self._curves.items() if able(c)]
+        return min(near, key=lambda pair: pair[0])[1] if near else None
 
     def _curve(self, sequences: int, context: int) -> Curve:
-        key = sequences.bit_length(), (context // _CONTEXT_STEP).bit_length()
+        key = _curve_key(sequences, context)
         found = self._curves.get(key)
         if found is None:
+            nearest = self._nearest(key, lambda curve: curve.own)
             found = self._curves[key] = Curve(self._shape)
-            near = [(abs(k[0] - key[0]) + abs(k[1] - key[1]), c) for k, c in self._curves.items() if c.medians]
-            if near:
-                nearest = min(near, key=lambda pair: pair[0])[1]
+            if nearest is not None:
                 # One sample each: the first measurements of its own outweigh them.
-                found.medians = {rows: Median(m.value) for rows, m in nearest.medians.items()}
+                found.medians = {r: Median(m.value, confirmed=m.confirmed) for r, m in nearest.medians.items()}
                 found.refresh()
         return found
 
@@ -176,39 +204,59 @@ class PassCosts:
         for key, medians in state.items():
             sequences, context = map(int, key.split(","))
             curve = self._curves[sequences, context] = Curve(self._shape)
-            curve.medians = {int(rows): Median(*[float(ms)] * 3) for rows, ms in medians.items()}
+            curve.medians = {int(rows): Median(float(ms), confirmed=False) for rows, ms in medians.items()}
             if curve.medians:
+                curve.own = True
                 curve.refresh()
 
 
 class DraftCosts:
-    """Milliseconds of a drafter's call by the number of sequences in it, per level, and per token of catch-up."""
+    """Milliseconds of a drafter's call and of a level by the number of sequences in it, and per token of catch-up."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[str, int], Median] = {}
-        self._levels: dict[str, Median] = {}
+        self._levels: dict[tuple[str, int], Median] = {}
+        self._depths: dict[str, Median] = {}  # levels of a call
         self._catch_up: dict[str, Median] = {}
+        self._beside = Median()
 
-    def add(self, drafter: str, sequences: int, levels: int, ms: float) -> None:
-        """Add a measured call that had nothing to catch up on."""
-        self._calls.setdefault((drafter, sequences.bit_length()), Median()).add(ms)
-        self._levels.setdefault(drafter, Median()).add(ms / (1 + levels))
+    def add(self, drafter: str, sequences: int, levels: int, ms: float, *, short: bool = False) -> None:
+        """Add a measured call that had nothing to catch up on. `short`: it was asked for one level only."""
+        place = drafter, sequences.bit_length()
+        self._levels.setdefault(place, Median()).add(ms / (1 + levels))
+        if not short:
+            self._calls.setdefault(place, Median()).add(ms)
+            self._depths.setdefault(drafter, Median()).add(levels)
+
+    def add_beside(self, ms: float) -> None:
+        """Add what merging, checks and selection took per sequence that drafted."""
+        self._beside.add(ms)
 
     def add_catch_up(self, drafter: str, tokens: int, ms: float) -> None:
         """Add a call that read `tokens` tokens first."""
         self._catch_up.setdefault(drafter, Median()).add(max(0.0, ms - self.call(drafter, 1, 0.0)) / tokens)
 
     def call(self, drafter: str, sequences: int, guess_ms: float) -> float:
-        """Milliseconds of a call; `guess_ms`: if none was measured."""
-        for size in _outward(sequences.bit_length()):
-            if (found := self._calls.get((drafter, size))) is not None:
-                return _cautious(found, guess_ms)
-        return guess_ms
+        """Milliseconds of a call; `guess_ms`: if none was measured.
 
-    def level(self, drafter: str) -> float:
+        Not much more than its levels cost: those of short calls, made where whole ones look too dear, count too.
+        """
+        found, level = _nearest(self._calls, drafter, sequences), _nearest(self._levels, drafter, sequences)
+        if level is None:
+            return guess_ms
+        if found is None:  # there were short calls only
+            return max(guess_ms, 2 * _cautious(level, guess_ms / 2))
+        return min(_cautious(found, guess_ms), _BY_LEVELS * (1 + self._depths[drafter].value) * level.value)
+
+    def level(self, drafter: str, sequences: int) -> float:
         """Milliseconds of one more level."""
-        found = self._levels.get(drafter)
+        found = _nearest(self._levels, drafter, sequences)
         return 0.0 if found is None else found.value
+
+    @property
+    def beside(self) -> float:
+        """Milliseconds of a draft besides the calls, per sequence."""
+        return _cautious(self._beside, _BESIDE)
 
     def catch_up(self, drafter: str, tokens: int, guess_ms: float) -> float:
         """Milliseconds to read `tokens` tokens before it can draft; `guess_ms`: of one, if none was measured."""
@@ -217,23 +265,35 @@ class DraftCosts:
 
     def state(self, pace: float = 1.0) -> dict[str, Any]:
         """Plain data for a file, in milliseconds at the present pace."""
-        calls = {f"{drafter}|{size}": round(pace * m.value, 4) for (drafter, size), m in self._calls.items()}
-        levels = {drafter: round(pace * m.value, 4) for drafter, m in self._levels.items()}
+        calls, levels = (
+            {f"{drafter}|{size}": round(pace * m.value, 4) for (drafter, size), m in medians.items()}
+            for medians in (self._calls, self._levels)
+        )
+        depths = {drafter: m.value for drafter, m in self._depths.items()}
         read = {drafter: round(pace * m.value, 6) for drafter, m in self._catch_up.items()}
-        return {"calls": calls, "levels": levels, "catch_up": read}
+        beside = round(pace * self._beside.value, 4)
+        return {"calls": calls, "levels": levels, "depths": depths, "catch_up": read, "beside": beside}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Read what `state` gave."""
-        for key, ms in state["calls"].items():
-            drafter, _, size = key.rpartition("|")
-            self._calls[drafter, int(size)] = Median(*[float(ms)] * _KNOWN)
-        self._levels = {drafter: Median(*[float(ms)] * _KNOWN) for drafter, ms in state["levels"].items()}
-        self._catch_up = {drafter: Median(*[float(ms)] * _KNOWN) for drafter, ms in state["catch_up"].items()}
+    def restore(self, state: Mapping[str, Any], *, doubted: bool = True) -> None:
+        """Read what `state` gave. `doubted`: as one sample, which the first measurements correct."""
+
+        def restored(ms: float) -> Median:
+            found = Median(float(ms))
+            found.count = 1 if doubted else _KNOWN
+            return found
+
+        for medians, name in ((self._calls, "calls"), (self._levels, "levels")):
+            for key, ms in state[name].items():
+                drafter, _, size = key.rpartition("|")
+                medians[drafter, int(size)] = restored(ms)
+        self._depths = {drafter: restored(levels) for drafter, levels in state["depths"].items()}
+        self._catch_up = {drafter: restored(ms) for drafter, ms in state["catch_up"].items()}
+        self._beside = restored(state["beside"])
 
 
 def _cautious(found: Median, guess: float) -> float:
     """The median. A single sample counts half where it is higher than the guess: it may include work that is done once,
-    or have met a busy moment, and a drafter that seems too slow is not measured again for long.
+    or have met a busy moment, or an earlier run did. A drafter that seems too slow is not measured again for long.
     """
     return math.sqrt(found.value * guess) if found.count == 1 and found.value > guess > 0.0 else found.value
 
@@ -244,9 +304,12 @@ def _row_class(rows: int) -> int:
     return min(_MOST_ROWS, -(-rows // _ROW_STEP) * _ROW_STEP)
 
 
-def _outward(size: int) -> Iterator[int]:
-    """`size`, then its neighbours, the nearest first."""
-    yield size
-    for distance in range(1, 12):
-        yield size - distance
-        yield size + distance
+def _curve_key(sequences: int, context: int) -> tuple[int, int]:
+    return sequences.bit_length(), (context // _CONTEXT_STEP).bit_length()
+
+
+def _nearest(medians: Mapping[tuple[str, int], Median], drafter: str, sequences: int) -> Median | None:
+    """Of calls with about so many sequences, else with fewer or more."""
+    size = sequences.bit_length()
+    near = [(abs(known - size), known, found) for (name, known), found in medians.items() if name == drafter]
+    return min(near, key=lambda each: each[:2])[2] if near else None

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from slipstream.policy.base import Drafts, Part
 from slipstream.policy.choice import MIN_GAIN, STICKY, Estimate
-from slipstream.policy.costs import DraftCosts
-from slipstream.policy.record import Context, Record, RequestRecord, Way, match_class, record_of, size_class
+from slipstream.policy.knowledge import Knowledge
+from slipstream.policy.record import Context, RequestRecord, Way, match_class, record_of, size_class
 from slipstream.policy.situation import LITTLE_ROOM, Signals
 from slipstream.sequence import Sequence
 from slipstream.types import Limits
@@ -18,7 +18,8 @@ _UNKNOWN_READ = 0.01  # cost of a token that a drafter reads, in plain passes
 _PAYBACK = 64  # tokens over which reading a prompt is paid back
 _OPTIONS_HOLD = 4  # steps for which the ways to draft that a sequence has are not estimated anew
 
-_PLAIN, _STAYS_PLAIN = Estimate(), Estimate(bonus=MIN_GAIN)
+# What is in use is held against other ways to draft, and not against plain decoding.
+_PLAIN, _STAYS_PLAIN = Estimate(bonus=STICKY), Estimate(bonus=MIN_GAIN)
 
 
 class Options(NamedTuple):
@@ -34,10 +35,8 @@ class Options(NamedTuple):
 class Offers:
     """Asks the drafters of a sequence what they know at no cost, and the record what each way has brought."""
 
-    def __init__(self, drafters: Mapping[str, Drafts], costs: DraftCosts, record: Record) -> None:
+    def __init__(self, drafters: Mapping[str, Drafts]) -> None:
         self._drafters = drafters
-        self._costs = costs
-        self._record = record
 
     def signals(self, sequence: Sequence) -> Signals:
         """What the drafters of a sequence know at no cost; nothing if no draft is possible."""
@@ -70,25 +69,33 @@ class Offers:
             and (part.host_only(sequence) or not part.by_request)
         ]
 
-    def options(self, sequence: Sequence, seen: Signals, count: int, plain_ms: float) -> Options:
+    def options(self, sequence: Sequence, seen: Signals, count: int, plain_ms: float, known: Knowledge) -> Options:
         """The ways to draft for a sequence; those of a few steps ago, if it is still in that situation."""
         record = record_of(sequence)
         situation = (seen.free, seen.models, seen.match, seen.certain, size_class(count), record.way)
-        known: tuple[object, int, Options] | None = record.options
-        if known is not None and known[0] == situation and record.step < known[1] and seen.room >= LITTLE_ROOM:
-            return known[2]
-        found = self._offered(sequence, record, seen, size_class(count), plain_ms)
+        held: tuple[object, int, Options] | None = record.options
+        if held is not None and held[0] == situation and record.step < held[1] and seen.room >= LITTLE_ROOM:
+            return held[2]
+        found = self._offered(sequence, record, seen, size_class(count), plain_ms, known)
         record.options = situation, record.step + _OPTIONS_HOLD, found
         return found
 
-    def _offered(self, sequence: Sequence, record: RequestRecord, seen: Signals, size: int, plain_ms: float) -> Options:
+    def _offered(
+        self,
+        sequence: Sequence,
+        record: RequestRecord,
+        seen: Signals,
+        size: int,
+        plain_ms: float,
+        known: Knowledge,
+    ) -> Options:
         """The ways to draft for a sequence, plain decoding first."""
         drafter = self._drafters[sequence.drafter]
         limits = sequence.limits or drafter.limits
         plain = _STAYS_PLAIN if not record.way else _PLAIN
-        temp_class = record.temp_class
+        temp_class, costs = record.temp_class, known.draft_costs
         found, models, _, match, room, certain = seen
-        own_ms = sum(self._costs.call(label, 1, 0.0) for label in found)
+        own_ms = sum(costs.call(label, 1, 0.0) for label in found)
         without = Context(0, temp_class, size)
         context = Context(match, temp_class, size) if found else without
         offers = [plain]
@@ -99,14 +106,14 @@ class Offers:
                 if not way or (drafter.exclusive and len(way) > 1):
                     continue
                 at = context if before else without
-                start = self._record.mean(way, at, model=model is not None)
+                start = known.record.mean(way, at, model=model is not None)
                 accepted, nodes = record.mean(way, at.match, start)
                 if before:
                     accepted, nodes = max(accepted, certain), max(nodes, certain)
-                ms = own_ms if before else 0.0
+                ms = costs.beside + (own_ms if before else 0.0)
                 if model is not None and (unread := drafter.parts[model].unread(sequence)) > CAUGHT_UP:
                     share = (1 + accepted) / max(1, min(room, _PAYBACK))
-                    ms += share * self._costs.catch_up(model, unread, _UNKNOWN_READ * plain_ms)
+                    ms += share * costs.catch_up(model, unread, _UNKNOWN_READ * plain_ms)
                 bonus = STICKY if way == record.way else 0.0
                 offers.append(Estimate(way, model, min(accepted, room), nodes, ms, bonus))
         return Options(sequence, record, limits, offers, context)

@@ -6,6 +6,7 @@ from slipstream.policy.record import Way
 
 _SHARE, _MOST = 0.01, 0.005  # of the time, for all tries together and for those of one way
 EVERY, _SELDOM = 8, 32  # steps between two tries of one way: twice as many after each that did not pay
+_MANY, _SELDOM_OF_MANY = 4, 256  # the same for batches from so many sequences on, where a try takes all their time
 
 
 class Probes:
@@ -17,9 +18,9 @@ class Probes:
         self._last: dict[Way, int] = {}  # step
         self._wait: dict[Way, int] = {}  # steps
 
-    def next_step(self) -> None:
-        """Count a step that is decided."""
-        self._step += 1
+    def next_step(self, steps: int = 1) -> None:
+        """Count steps that are decided."""
+        self._step += steps
 
     def due(self, way: Way, lost_ms: float, all_ms: float) -> bool:
         """Whether a try that is expected to lose so much may be made; `all_ms`: time since the start."""
@@ -28,11 +29,16 @@ class Probes:
         own, together = self._spent.get(way, 0.0) + lost_ms, sum(self._spent.values()) + lost_ms
         return own <= _MOST * all_ms and together <= _SHARE * all_ms
 
+    def paid(self, way: Way) -> bool:
+        """Whether the last try paid. Then all of a draft is tried, where a single node was before."""
+        return self._wait.get(way) == EVERY
+
     def begin(self, way: Way) -> None:
         """A try is made in this step."""
         self._last[way] = self._step
 
-    def ended(self, way: Way, lost_ms: float) -> None:
-        """What a try has lost; nothing, or less, if it paid."""
+    def ended(self, way: Way, lost_ms: float, sequences: int = 1) -> None:
+        """What a try has lost in a batch of so many sequences; nothing, or less, if it paid."""
         self._spent[way] = self._spent.get(way, 0.0) + max(0.0, lost_ms)
-        self._wait[way] = EVERY if lost_ms <= 0.0 else min(2 * self._wait.get(way, EVERY), _SELDOM)
+        most = _SELDOM if sequences < _MANY else _SELDOM_OF_MANY
+        self._wait[way] = EVERY if lost_ms <= 0.0 else min(2 * self._wait.get(way, EVERY), most)

@@ -114,6 +114,8 @@ class Pending(NamedTuple):
     chosen_tokens: float  # that the chosen way promised, if this one is a probe
     rate: float  # tokens per millisecond of the whole step, as expected
     short: bool = False  # one node only
+    model: bool = False  # whether the way has a drafter whose call is shared
+    draft_ms: float = 0.0  # expected of the draft
 
 
 class RequestRecord:

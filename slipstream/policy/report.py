@@ -45,6 +45,7 @@ class DraftCall(NamedTuple):
     levels: int
     ms: float
     read: int  # tokens that it had to read first
+    short: bool = False  # one level was asked for
 
 
 @dataclass

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ from slipstream.profiles import Profile
 
 log = logging.getLogger("slipstream")
 
-_FORMAT = 1
+_FORMAT = 2
 SHIPPED = Path(__file__).parent / "shipped"
 _WORTH_SAVING_MS = 2000.0  # of decoding: less teaches little
 
 
-COSTS = ("passes", "drafts")  # parts of a state that depend on the machine; the others are of model and traffic
+_COSTS = ("passes", "drafts")  # parts of a state, and of that of rounds, that depend on the machine
+
+
+def without_costs(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a state that depend on the model and the traffic alone."""
+    parts = {name: part for name, part in state.items() if name not in _COSTS}
+    return parts | ({"rounds": without_costs(state["rounds"])} if "rounds" in state else {})
 
 
 def directory() -> Path:
@@ -62,7 +69,7 @@ class SavedPolicy:
         state = profile.policy
         if state and profile.setup != self.setup:
             log.warning("the costs in the profile are those of %s, and are not used on %s", profile.setup, self.setup)
-            state = {name: part for name, part in state.items() if name not in COSTS}
+            state = without_costs(state)
         try:
             if state:
                 self._policy.restore(state)

@@ -12,7 +12,8 @@ from slipstream.types import Plan
 _STEPS, _PLAIN_STEPS = 3, 7  # that a decision to draft and one not to draft hold
 LITTLE_ROOM = 24  # tokens: near the end of an answer every draft is decided anew
 _LONG_MATCH = 3  # class of match
-_PLAIN_IN_A_ROW, _BLIND_STEPS = 2, 6  # after so many plain decisions of a batch, one holds so long without a look
+# After so many plain decisions of a batch, signals are looked at every so many steps, and so often before the next one.
+_PLAIN_IN_A_ROW, _BLIND_STEPS, _LOOKS = 2, 10, 2
 
 
 class Signals(NamedTuple):
@@ -34,15 +35,15 @@ class Kept:
     signals: list[Signals]
     plans: dict[Sequence, Plan]
     pending: dict[Sequence, Pending]
-    plain_in_a_row: int = 0  # decisions not to draft, one after another, before this one
+    plain_in_a_row: int = 0  # decisions not to draft, one after another, with this one
 
     def __post_init__(self) -> None:
         self._drafts = any(item.way for item in self.pending.values())
-        self.steps = _STEPS if self._drafts else _PLAIN_STEPS  # left
-        self.plain_in_a_row = 0 if self._drafts else self.plain_in_a_row + 1
         steady = self.plain_in_a_row > _PLAIN_IN_A_ROW and not any(seen.certain for seen in self.signals)
-        # Steps left in which it holds whatever may be new.
-        self._blind_steps = _BLIND_STEPS if steady and len(self.sequences) > 1 else 0
+        # Steps in which it holds whatever may be new, after each look.
+        self._blind = _BLIND_STEPS if steady and len(self.sequences) > 1 else 0
+        self._blind_steps = self._blind
+        self.steps = _STEPS if self._drafts else _LOOKS if self._blind else _PLAIN_STEPS  # left
         self._room = max(LITTLE_ROOM, *(plan.depth for plan in self.plans.values()))
 
     def holds_blindly(self, sequences: list[Sequence]) -> bool:
@@ -53,8 +54,8 @@ class Kept:
         return True
 
     def holds(self, sequences: list[Sequence], signals: list[Signals]) -> bool:
-        """Whether these sequences are still in the same situation: only longer matches in the text are news, and what
-        is certain.
+        """Whether these sequences are still in the same situation, for one more step: only longer matches in the text
+        are news, and what is certain.
         """
         if self.steps <= 0 or sequences != self.sequences:
             return False
@@ -63,4 +64,6 @@ class Kept:
             news = longer or now.certain > 0 or before.certain > 0 or now.models != before.models
             if news or (self._drafts and now.room < self._room):
                 return False
+        self.steps -= 1
+        self._blind_steps = self._blind
         return True

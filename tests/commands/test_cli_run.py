@@ -138,6 +138,16 @@ def test_run_show_tree_draws_every_step(tiny: str) -> None:
     assert done.stdout.count("*") >= stats["accepted"] > 0
 
 
+def test_run_explains_what_was_drafted(tiny: str) -> None:
+    done = invoke("run", "-m", tiny, "--explain", "--max-tokens", "40", "--temperature", "0", "Hello, hello, hello")
+    assert done.exit_code == 0, done.output
+    assert "no draft: the step measured what plain decoding costs" in done.stderr
+    assert re.search(r"steps? \d+.*(promised|was tried|no draft)", done.stderr)
+    assert re.search(r"of \d+ steps drafted|Nothing promised to pay", done.stderr)
+    fixed = invoke("run", "-m", tiny, "--explain", "--speculate", "suffix", "--max-tokens", "4", "Hello")
+    assert "the drafter was fixed" in fixed.stderr
+
+
 def test_terminal_text_is_not_obeyed(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Screen:
         encoding = "utf-8"

@@ -98,3 +98,11 @@ def test_a_short_try_has_one_node_and_promises_less_than_one_token() -> None:
     short = short_try(whole)
     assert (short.nodes, short.own_ms, short.short) == (1.0, 0.5, True)
     assert short.accepted == pytest.approx(0.75), "of a chain that goes on with a probability of 3/4"
+
+
+def test_what_pays_for_all_together_is_found_though_no_sequence_would_begin_alone() -> None:
+    """Eight plain roots take 12 ms; with drafts 30 ms, for 3.6 times the tokens."""
+    offers = [[PLAIN, Estimate(("head",), "head", accepted=2.6, nodes=7.0)]] * 8
+    assert drafters(offers, 0.3, 1.4) == [("head",)] * 8
+    assert drafters(offers, 0.3, 1.4, throughput=True) == [("head",)] * 8
+    assert drafters(offers, 2.5, 1.4) == [()] * 8

@@ -105,15 +105,20 @@ def test_costs_are_the_same_after_they_were_saved() -> None:
     drafts.add_catch_up("head", 100, 12.5)
     again, drafts_again = PassCosts(linear), DraftCosts()
     again.restore(costs.state())
-    drafts_again.restore(drafts.state())
+    drafts_again.restore(drafts.state(), doubted=False)
     costs.curve(2, 300).refresh()
     assert [again.curve(2, 300)[rows] for rows in range(1, 20)] == pytest.approx(
         [costs.curve(2, 300)[rows] for rows in range(1, 20)]
     )
     assert drafts_again.call("head", 3, 0.1) == 2.5
-    assert drafts_again.level("head") == pytest.approx(0.5)
+    assert drafts_again.level("head", 3) == pytest.approx(0.5)
     assert drafts_again.catch_up("head", 50, 0.0) == pytest.approx(5.0)
     assert drafts_again.call("other", 1, 0.7) == 0.7
+    doubted = DraftCosts()
+    doubted.restore(drafts.state())
+    assert doubted.call("head", 1, 0.1) == pytest.approx(0.5), "it may have been a bad hour"
+    doubted.add("head", 1, 4, 1.1)
+    assert doubted.call("head", 1, 0.1) == pytest.approx(1.1)
 
 
 def test_a_first_call_in_a_bad_moment_does_not_rule_a_drafter_out() -> None:

@@ -135,7 +135,8 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
                     continue
                 levels = max(levels, offer.depth)
                 trees[number] = self._merged(trees[number], offer, requests[number], label, drafter)
-            self._calls.append(DraftCall(label, len(asking), levels, ms, read))
+            short = max(request.plan.depth for request in asked) == 1
+            self._calls.append(DraftCall(label, len(asking), levels, ms, read, short))
         for request, tree in zip(requests, trees, strict=True):
             if tree is not None and not tree.sampled:
                 self._extend(request, tree)
