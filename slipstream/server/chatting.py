@@ -87,6 +87,11 @@ def _size(parts: Sequence[Any]) -> int:
     return sum(len(str(part)) for part in parts)
 
 
+def finish_reason(reason: str | None, parser: OutputParser) -> str | None:
+    """Why an answer ended, given why the model did."""
+    return "tool_calls" if parser.over or (reason == "stop" and parser.called) else reason
+
+
 def joined_calls(parts: Iterable[Parsed]) -> list[dict[str, Any]]:
     """Whole tool calls of their pieces."""
     calls: dict[int, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from slipstream.server import shapes
-from slipstream.server.chatting import ChatRun, start_chat
+from slipstream.server.chatting import ChatRun, finish_reason, start_chat
 from slipstream.server.failures import ApiError
 from slipstream.server.following import Follower
 from slipstream.server.items import as_chat
@@ -64,7 +64,8 @@ class ResponseCall:
             items.push(run.parsers[0].push(completion.text), self._spelled(completion.logprobs))
             items.push(run.parsers[0].finish(), [])
             items.close()
-            return JsonResponse(self._response(items, completion.finish_reason, run.follower))
+            reason = finish_reason(completion.finish_reason, run.parsers[0])
+            return JsonResponse(self._response(items, reason, run.follower))
 
     async def _events(self, run: ChatRun) -> AsyncGenerator[bytes, None]:
         items, parser = OutputItems(), run.parsers[0]
@@ -78,7 +79,7 @@ class ResponseCall:
             told = items.push(parser.push(delta.text), self._spelled(delta.logprobs))
             if delta.finish_reason is not None:
                 told += items.push(parser.finish(), []) + items.close()
-                reason = delta.finish_reason
+                reason = finish_reason(delta.finish_reason, parser)
             for one in told:
                 yield self._event(one)
             first = await anext(deltas, None)
