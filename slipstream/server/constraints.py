@@ -42,6 +42,14 @@ def chat_constraints(
     return wanted and after_reasoning(wanted, parsing.reasoning_style, asked.prompt_end, special)
 
 
+def sent_form(body: SamplingBody) -> dict[str, str]:
+    """The field that `structured_outputs` were made of, if it is another one: that of errors about them."""
+    if body.structured_outputs is not None:
+        return {}
+    formatted = body.response_format is not None and body.response_format.type != "text"
+    return {"structured_outputs": "response_format" if formatted else "tools"}
+
+
 def _format(wanted: ResponseFormat | None) -> dict[str, Any] | None:
     if wanted is None or wanted.type == "text":
         return None
