@@ -1,4 +1,4 @@
-"""A served model with the template of Hermes' tool calls, one token for the marker, and answers that can be chosen."""
+"""Served models whose templates have tools or reasoning parts, with one token for the marker; answers to order."""
 
 from __future__ import annotations
 
@@ -29,15 +29,30 @@ WEATHER: dict[str, Any] = {
 
 
 @contextmanager
-def served_with_tools(folder: Path, template: str = TOOLS, **options: Any) -> Iterator[tuple[Served, int]]:
-    """The server, and the id of the marker: as in the models that have one, it is no special token."""
-    path = save_model(folder, template=template, extra=MARKER)
+def served_with_tools(folder: Path) -> Iterator[tuple[Served, int]]:
+    """A server whose model has tools in the style of Hermes, and the id of their marker."""
+    with _served(folder, TOOLS, MARKER) as running:
+        yield running
+
+
+@contextmanager
+def served_with_thoughts(folder: Path) -> Iterator[tuple[Served, int]]:
+    """A server whose model begins with a reasoning part, and the id of its end."""
+    template = TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}{# </think> #}")
+    with _served(folder, template, "</think>") as running:
+        yield running
+
+
+@contextmanager
+def _served(folder: Path, template: str, marker: str) -> Iterator[tuple[Served, int]]:
+    """The marker is one token, and as in the models that have one, no special token."""
+    path = save_model(folder, template=template, extra=marker)
     written = json.loads((path / "tokenizer.json").read_text())
-    (marker,) = [token for token in written["added_tokens"] if token["content"] == MARKER]
-    marker["special"] = False
+    (token,) = [token for token in written["added_tokens"] if token["content"] == marker]
+    token["special"] = False
     (path / "tokenizer.json").write_text(json.dumps(written))
-    with served(str(path), **{"speculate": "grammar+prediction+suffix", **options}) as server:
-        yield server, marker["id"]
+    with served(str(path), speculate="grammar+prediction+suffix") as server:
+        yield server, token["id"]
 
 
 def written_call(arguments: dict[str, Any], name: str = "weather") -> str:
