@@ -32,7 +32,7 @@ _KINDS = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is | end with | needs? )")  # messages begin with the argument they name
+_OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is | names | end with | needs? )")  # messages begin with the argument they name
 _OF_DRAFTERS = re.compile(r"unknown (loaded )?drafter|unknown option of drafter|drafter '|a drafter's ")
 _NO_PLACE = re.compile(r"chat template has no place for '(\w+)'")
 _VARIABLES = ("tools", "documents", "reasoning_effort")  # fields that become variables of the template
@@ -88,7 +88,7 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except (ApiError, OptionError) as error:
         told = as_api_error(error)
-        if told.param not in names:
+        if told.param is None or told.param not in names:
             raise
         name = names[told.param]
         said = re.sub(rf"^{told.param}(?=[=: ])", name, told.detail)

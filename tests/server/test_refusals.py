@@ -26,6 +26,8 @@ def refused(server: Served, path: str, body: Any, status: int = 400) -> dict[str
     ("body", "param"),
     [
         ({"nonsense": 1}, "nonsense"),
+        ({"Messages": 1}, "Messages"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}, "str": 1}}, "tool_choice.str"),
         ({"stream_options": {"nonsense": 1}, "stream": True}, "stream_options.nonsense"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -55,6 +57,7 @@ def refused(server: Served, path: str, body: Any, status: int = 400) -> dict[str
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
@@ -147,23 +150,29 @@ def test_a_response_that_cannot_be_honoured(server: Served, body: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "param"),
     [
-        (CHAT, {}),
-        (CHAT, {"messages": "Hi"}),
-        (CHAT, {"messages": []}),
-        (CHAT, {"messages": HI, "temperature": "0.5"}),
-        (CHAT, {"messages": HI, "stream": 1}),
-        (CHAT, {"messages": HI, "n": True}),
-        (COMPLETIONS, {"prompt": [1, "a"]}),
-        (COMPLETIONS, {"prompt": {"text": "a"}}),
-        ("/detokenize", {"tokens": ["a"]}),
-        (CHAT, []),
-        (CHAT, None),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": "Hi"}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": HI, "temperature": "0.5"}, "temperature"),
+        (CHAT, {"messages": HI, "stream": 1}, "stream"),
+        (CHAT, {"messages": HI, "n": True}, "n"),
+        (CHAT, {"messages": HI, "stop": 3}, "stop"),
+        (CHAT, {"messages": HI, "speculate": 3}, "speculate"),
+        (CHAT, {"messages": HI, "tool_choice": "any"}, "tool_choice"),
+        (CHAT, {"messages": HI, "tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
+        (CHAT, {"messages": HI, "prediction": {"type": "content", "content": 3}}, "prediction.content"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": {"text": "a"}}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "prediction": {"type": "content", "content": "a"}}, "prediction"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        (CHAT, [], None),
+        (CHAT, None, None),
     ],
 )
-def test_a_body_that_does_not_fit_its_schema_is_422(server: Served, path: str, body: Any) -> None:
-    refused(server, path, body, 422)
+def test_a_body_that_does_not_fit_its_schema_is_422(server: Served, path: str, body: Any, param: str | None) -> None:
+    assert refused(server, path, body, 422)["param"] == param
 
 
 def test_what_is_not_json(server: Served) -> None:
