@@ -32,9 +32,8 @@ _KINDS = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_OFFENDER = re.compile(
-    r"^([a-z_]+)(?=[=:\[]| is | names | end with | needs? )"
-)  # messages begin with the argument they name
+# Our messages begin with the argument they name.
+_OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is | names | end with | needs? )")
 _OF_DRAFTERS = re.compile(r"unknown (loaded )?drafter|unknown option of drafter|drafter '|a drafter's ")
 _NO_PLACE = re.compile(r"chat template has no place for '(\w+)'")
 _VARIABLES = ("tools", "documents", "reasoning_effort")  # fields that become variables of the template
