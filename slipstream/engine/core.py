@@ -28,7 +28,7 @@ from slipstream.models.memory import SPARE_PAGES, kv_bytes
 from slipstream.models.model import Model
 from slipstream.models.selfcheck import is_exact
 from slipstream.models.view import TargetView
-from slipstream.native.machine import cpu_model
+from slipstream.native.machine import cpu_model, switched_off
 from slipstream.policy.saved import SavedPolicy
 from slipstream.profiles import Profile
 from slipstream.sequence import PLAIN, TARGET, Request, Sequence
@@ -105,7 +105,8 @@ class EngineCore:
         for name, spec in distinct.items():
             self._add(spec, built[name])
         machine = (self.model.device, cpu_model(), torch.get_num_threads())
-        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__)
+        kernels = ("library",) if switched_off() else ()  # whose passes cost something else
+        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__, *kernels)
         self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
         self._saved.restore()
         if config.profile is not None:
@@ -247,7 +248,7 @@ class EngineCore:
         return checks.integer("max_model_len", asked, 1, context, valid=f"1 to {context}, the model's own")
 
     def _pages_beside(self, config: EngineConfig, drafters: dict[str, AnyDrafter], trial: PagedCache) -> int:
-        """Pages of the cache. A drafter that nobody named is left out if requests need its memory."""
+        """Pages of the cache. A drafter that no option named is left out if requests need its memory."""
         wanted, affordable = self._pages_wanted(config), self._pages_affordable(config, drafters, trial)
         for name, drafter in drafters.items() if affordable < wanted else ():
             lighter = drafter.lighter()

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch  # loads the OpenMP library whose threads the kernels use
 
+from slipstream.errors import OptionError
 from slipstream.native.matrix_unit import matrix_unit_works
 
+_SWITCH = "SLIPSTREAM_NATIVE"
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield", "log")  # by the kernels
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`lanes`: floats of a vector; `tile_rows`: of a tile. `int8`: has kernels for 8-bit products; `vnni`: with the
+    """`lanes`: floats of a vector; `tile_rows`: of a tile. `int8`: has kernels for 8-bit GEMMs; `vnni`: with the
     instruction for them, in vectors of 64 bytes. `piece`: inputs that several tiles process one after the other while
-    their weights are in the L1 cache. `few_rows_sums`: accumulators of a float32 product of few rows that reads several
+    their weights are in the L1 cache. `few_rows_sums`: accumulators of a float32 GEMM of few rows that reads several
     panels side by side; 0 where that is not known to be faster.
     """
 
@@ -31,9 +34,19 @@ class Machine:
     few_rows_sums: int = 0
 
 
+def switched_off() -> bool:
+    """Whether the user wants what a machine does for which there are no kernels."""
+    given = os.environ.get(_SWITCH, "1")
+    if given not in ("0", "1"):
+        raise OptionError(f"{_SWITCH}={given!r} is neither 0 nor 1", hint="leave it out to use the kernels")
+    return given == "0"
+
+
 @functools.cache
 def machine() -> Machine | None:
-    """This machine; None without a compiler, OpenMP or a supported vector unit."""
+    """This machine; None without a compiler, OpenMP or a supported vector unit, or if kernels are switched off."""
+    if switched_off():
+        return None
     try:
         from llvmlite import binding
     except ImportError:
@@ -54,7 +67,7 @@ def machine() -> Machine | None:
 
 @functools.cache
 def has_amx() -> bool:
-    """Whether there is a matrix unit (AMX). The check starts a process, so only 8-bit products ask."""
+    """Whether there is a matrix unit (AMX). The check starts a process, so only 8-bit GEMMs ask."""
     found = machine()
     if found is None or not found.vnni:
         return False

@@ -65,10 +65,10 @@ class ResponseCall:
             items.push(run.parsers[0].push(completion.text), self._spelled(completion.logprobs))
             items.push(run.parsers[0].finish(), [])
             items.close()
-            told = self._ended(items, completion, run)
+            response = self._ended(items, completion, run)
             if output.prompt_logprobs is not None:
-                told["prompt_logprobs"] = shapes.prompt_logprobs(output.prompt_logprobs)
-            return JsonResponse(told)
+                response["prompt_logprobs"] = shapes.prompt_logprobs(output.prompt_logprobs)
+            return JsonResponse(response)
 
     async def _events(self, run: ChatRun) -> AsyncGenerator[bytes, None]:
         items, parser = OutputItems(), run.parsers[0]
@@ -79,11 +79,11 @@ class ResponseCall:
             yield self._event({"type": kind, "response": self._response(items)})
         while first is not None:
             _, delta = first
-            told = items.push(parser.push(delta.text), self._spelled(delta.logprobs))
+            events = items.push(parser.push(delta.text), self._spelled(delta.logprobs))
             if delta.completion is not None:
-                told += items.push(parser.finish(), []) + items.close()
+                events += items.push(parser.finish(), []) + items.close()
                 completion = delta.completion
-            for one in told:
+            for one in events:
                 yield self._event(one)
             first = await anext(deltas, None)
         assert completion is not None
@@ -133,18 +133,18 @@ class ResponseCall:
         follower = run.follower
         reason = finish_reason(completion.finish_reason, run.parsers[0])
         usage, thought = follower.usage(), self._reasoning_tokens(items)
-        told = self._response(items, "incomplete" if reason == "length" else "completed")
-        told |= follower.counters() | follower.details(self._chat, completion)
+        fields = self._response(items, "incomplete" if reason == "length" else "completed")
+        fields |= follower.counters() | follower.details(self._chat, completion)
         if self._body.return_token_ids:
-            told["prompt_token_ids"] = follower.prompt_ids(0)
-        told["usage"] = {
+            fields["prompt_token_ids"] = follower.prompt_ids(0)
+        fields["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": thought, **usage.get("completion_tokens_details", {})},
             "total_tokens": usage["total_tokens"],
         }
-        return told
+        return fields
 
     def _reasoning_tokens(self, items: OutputItems) -> int:
         """Tokens of the reasoning part, encoded again: the parser splits text, not tokens."""
