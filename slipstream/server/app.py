@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,6 +29,7 @@ from slipstream.server.routes.tokens import token_routes
 from slipstream.server.service import Service
 from slipstream.server.sse import ClientGone, JsonResponse
 
+_TYPE = re.compile(r"str|bool|(list|dict|literal)\[.*\]|[A-Z]\w*")  # how pydantic calls one of several types
 _ROUTES = (
     chat_routes,
     completion_routes,
@@ -103,7 +105,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
     """A body that does not fit its schema: 400 for a field that does not exist, 422 for a type that is wrong."""
     assert isinstance(error, RequestValidationError)
     found = error.errors()
-    unknown = [_place(one["loc"]) for one in found if one["type"] == "extra_forbidden"]
+    unknown = [_place(one["loc"], made_up=True) for one in found if one["type"] == "extra_forbidden"]
     if unknown:
         return _response(ApiError(400, f"unknown field: {', '.join(unknown)}", param=unknown[0], code="unknown_field"))
     if found[0]["type"] == "json_invalid":
@@ -114,11 +116,17 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return _response(ApiError(422, f"{first or 'the body'}: {found[0]['msg']}{others}", param=first or None))
 
 
-def _place(location: tuple[int | str, ...]) -> str:
-    """Where in the body: `stream_options.include_usage`, `messages[2]`."""
+def _place(location: tuple[int | str, ...], *, made_up: bool = False) -> str:
+    """Where in the body: `stream_options.include_usage`, `messages[2]`; without the types that a field may have.
+
+    `made_up`: the last part is a name of the client's own.
+    """
     shown = ""
-    for part in location[1:]:
-        shown += f"[{part}]" if isinstance(part, int) else f".{part}"
+    for number, part in enumerate(location[1:], 2):
+        if isinstance(part, int):
+            shown += f"[{part}]"
+        elif not _TYPE.fullmatch(part) or (made_up and number == len(location)):
+            shown += f".{part}"
     return shown.removeprefix(".")
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.server.constraints import chat_constraints
-from slipstream.server.failures import ApiError
+from slipstream.server.constraints import chat_constraints, sent_form
+from slipstream.server.failures import ApiError, naming
 from slipstream.server.following import Follower
 from slipstream.server.generation import Generation, prepared, sampling_params
 from slipstream.server.messages import plain_message
@@ -29,6 +29,14 @@ class ChatRun:
 
 async def start_chat(service: Service, body: ChatBody) -> ChatRun:
     """Check everything, and submit the request."""
+    with naming(_sent(body)):
+        return await _start(service, body)
+
+
+async def _start(service: Service, body: ChatBody) -> ChatRun:
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        said = f"max_completion_tokens={body.max_completion_tokens} is another limit than max_tokens={body.max_tokens}"
+        raise ApiError(400, f"{said} (give one of them)", param="max_completion_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", param="top_logprobs")
     prompt = await service.off_loop(_size(body.messages), _prompt, service, body)
@@ -38,6 +46,16 @@ async def start_chat(service: Service, body: ChatBody) -> ChatRun:
     request = await service.off_loop(len(str(params.structured_outputs)), prepared, service, body, prompt, params)
     generation = Generation(service, [request], streams=bool(body.stream or body.return_trees))
     return ChatRun(Follower(service, generation), parsers)
+
+
+def _sent(body: ChatBody) -> dict[str, str]:
+    """The fields of which parameters were made, where these have other names."""
+    names = sent_form(body)
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if body.top_logprobs is not None:
+        names["logprobs"] = "top_logprobs"
+    return names
 
 
 def _prompt(service: Service, body: ChatBody) -> list[int]:
@@ -85,6 +103,11 @@ def _tools(body: ChatBody) -> list[dict[str, Any]]:
 def _size(parts: Sequence[Any]) -> int:
     """Roughly how long a conversation, or the schemas of tools, are."""
     return sum(len(str(part)) for part in parts)
+
+
+def finish_reason(reason: str | None, parser: OutputParser) -> str | None:
+    """Why an answer ended, given why the model did."""
+    return "tool_calls" if parser.over or (reason == "stop" and parser.called) else reason
 
 
 def joined_calls(parts: Iterable[Parsed]) -> list[dict[str, Any]]:

@@ -29,14 +29,25 @@ def constraints(body: SamplingBody) -> dict[str, Any] | None:
 def chat_constraints(
     body: SamplingBody, asked: ParserRequest, parsing: Parsing, tokenizer: Tokenizer
 ) -> dict[str, Any] | None:
-    """The same for a chat, where a tool choice may force calls; it holds after the reasoning part."""
+    """The same for a chat, where calls may be demanded, or be strict; it holds after the reasoning part."""
     wanted = constraints(body)
     special = {tokenizer.token(id) or "": id for id in tokenizer.special_ids}
     forced = parsing.grammar(asked, special)
     if forced is not None and wanted is not None:
+        if asked.tool_choice == "auto":
+            said = "tools: strict functions cannot be combined with another form of the answer; leave out one of them"
+            raise ApiError(400, said, param="tools")
         raise ApiError(400, "tool_choice demands calls, so nothing else can be demanded", param="tool_choice")
     wanted = wanted if forced is None else {"grammar": forced}
     return wanted and after_reasoning(wanted, parsing.reasoning_style, asked.prompt_end, special)
+
+
+def sent_form(body: SamplingBody) -> dict[str, str]:
+    """The field that `structured_outputs` were made of, if it is another one: that of errors about them."""
+    if body.structured_outputs is not None:
+        return {}
+    formatted = body.response_format is not None and body.response_format.type != "text"
+    return {"structured_outputs": "response_format" if formatted else "tools"}
 
 
 def _format(wanted: ResponseFormat | None) -> dict[str, Any] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from starlette.exceptions import HTTPException
 
@@ -31,7 +32,9 @@ _KINDS = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is )")  # our messages begin with the argument they name
+# Our messages begin with the argument they name.
+_OFFENDER = re.compile(r"^([a-z_]+)(?=[=:\[]| is | names | end with | needs? )")
+_OF_DRAFTERS = re.compile(r"unknown (loaded )?drafter|unknown option of drafter|drafter '|a drafter's ")
 _NO_PLACE = re.compile(r"chat template has no place for '(\w+)'")
 _VARIABLES = ("tools", "documents", "reasoning_effort")  # fields that become variables of the template
 
@@ -79,12 +82,27 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, said, code="internal_error")
 
 
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name the fields that were sent: `names` has them, by the parameters that they became."""
+    try:
+        yield
+    except (ApiError, OptionError) as error:
+        told = as_api_error(error)
+        if told.param is None or told.param not in names:
+            raise
+        name = names[told.param]
+        said = re.sub(rf"^{told.param}(?=[=: ])", name, told.detail)
+        said = said if name in said else f"{name}: {said}"
+        raise ApiError(told.status_code, said, param=name, code=told.code) from None
+
+
 def _offender(error: OptionError) -> str | None:
     """The field that an error is about."""
     if found := _OFFENDER.match(error.message):
         return found[1]
     if found := _NO_PLACE.search(error.message):
         return found[1] if found[1] in _VARIABLES else "chat_template_kwargs"
-    if error.message.startswith(("unknown drafter", "unknown loaded drafter")):
+    if _OF_DRAFTERS.match(error.message):
         return "speculate"
     return "prompt" if isinstance(error, PromptError) else None

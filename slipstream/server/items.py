@@ -12,7 +12,12 @@ _SAME = {
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "seed", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "bad_words", "allowed_token_ids",
     "include_stop_str_in_output", "skip_special_tokens", "structured_outputs", "chat_template_kwargs", "priority",
-    "speculate", "parallel_tool_calls", "stream", "top_logprobs", "model",
+    "speculate", "parallel_tool_calls", "stream", "top_logprobs", "model", "prediction", "prompt_logprobs",
+    "detokenize", "return_token_ids", "return_origins",
+}  # fmt: skip
+SENT = {  # the names of fields here, by those of a chat
+    "messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text",
+    "reasoning_effort": "reasoning",
 }  # fmt: skip
 _PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 

@@ -1,10 +1,13 @@
-"""Every parameter reaches the engine under its name, on both routes: the answer is that of `LLM`, and another one."""
+"""Every parameter reaches the engine under its name, on every route: the answer is that of `LLM`, and another one."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from slipstream import LLM, SamplingParams
@@ -12,7 +15,7 @@ from tests.invoking import save_model
 from tests.serving import Served, served
 from tests.vocabularies import TEMPLATE
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASK = [{"role": "user", "content": "The quick brown fox. The quick brown"}]
 BASE: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 30}
 END = {"logit_bias": {"2": 100}}  # the end token, in every place
@@ -35,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"stop_token_ids": lambda ids, text: [ids[5]]},
     "bad_words": {"bad_words": lambda ids, text: [next(word for word in text if word.isalpha())]},
     "allowed_token_ids": {"allowed_token_ids": [10, 11, 12]},
+    "detokenize": {"detokenize": False},
     "skip_special_tokens": {"skip_special_tokens": False, "allowed_token_ids": [1, 10]},
 }
 
@@ -52,7 +56,7 @@ def answer(llm: LLM, prompt: list[int], how: dict[str, Any]) -> tuple[str, list[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_parameter_is_honoured_on_both_routes(server: Served, llm: LLM, name: str) -> None:
+def test_a_parameter_is_honoured_on_every_route(server: Served, llm: LLM, name: str) -> None:
     (prompt,) = llm.chat_prompts(ASK)
     text, ids = answer(llm, prompt, BASE)
     how = BASE | {key: value(ids, text) if callable(value) else value for key, value in CASES[name].items()}
@@ -62,12 +66,63 @@ def test_a_parameter_is_honoured_on_both_routes(server: Served, llm: LLM, name: 
     assert (chat["message"]["content"], chat["token_ids"]) == wanted
     (completion,) = server.answer(COMPLETIONS, {"prompt": prompt, **how, "return_token_ids": True})["choices"]
     assert (completion["text"], completion["token_ids"]) == wanted
+    renamed = {"max_output_tokens" if key == "max_tokens" else key: value for key, value in how.items()}
+    response = server.answer(RESPONSES, {"input": ASK, **renamed, "return_token_ids": True})
+    assert (response["output"][0]["content"][0]["text"], response["token_ids"]) == wanted
+    assert response["prompt_token_ids"] == prompt
 
 
 def test_max_completion_tokens_is_the_newer_name(server: Served) -> None:
-    (choice,) = server.answer(CHAT, {"messages": ASK, **BASE, "max_completion_tokens": 7})["choices"]
+    how = {**BASE, "max_tokens": None}
+    (choice,) = server.answer(CHAT, {"messages": ASK, **how, "max_completion_tokens": 7})["choices"]
     assert choice["finish_reason"] == "length"
-    assert choice == server.answer(CHAT, {"messages": ASK, **BASE, "max_tokens": 7})["choices"][0]
+    for limits in ({"max_tokens": 7}, {"max_tokens": 7, "max_completion_tokens": 7}):
+        assert choice == server.answer(CHAT, {"messages": ASK, **how, **limits})["choices"][0]
+
+
+def test_speculate_and_what_is_told_of_tokens_on_responses(server: Served) -> None:
+    body = {"input": ASK, "max_output_tokens": 120, "temperature": 0, "return_origins": True}
+    drafted, plain = (server.answer(RESPONSES, {**body, "speculate": how}) for how in ("suffix", False))
+    assert drafted["output"][0]["content"] == plain["output"][0]["content"]
+    counts = [told["metrics"]["speculative_decoding"]["num_draft_tokens"] for told in (drafted, plain)]
+    assert counts[0] > 0 == counts[1]
+    assert set(drafted["origins"]) == {None, "suffix"} and set(plain["origins"]) == {None}
+    last = server.named_events(RESPONSES, {**body, "speculate": "suffix"})[-1][1]["response"]
+    assert (last["origins"], last["token_ids"]) == (drafted["origins"], drafted["token_ids"])
+    scored = server.answer(RESPONSES, {**body, "prompt_logprobs": 1, "return_token_ids": True})
+    assert len(scored["prompt_logprobs"]) == len(scored["prompt_token_ids"])
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_priority_decides_who_runs_next(tiny: str, path: str) -> None:
+    """One request runs; of two that wait, the later one with the lower number comes first."""
+    how: dict[str, Any] = {"ignore_eos": True, "speculate": False}
+    how |= {"input": ASK, "max_output_tokens": 20} if path == RESPONSES else {"max_tokens": 20}
+    how |= {CHAT: {"messages": ASK}, COMPLETIONS: {"prompt": "a"}}.get(path, {})
+    ended: list[int] = []
+    with served(tiny, max_num_seqs=1) as server:
+        all_are_there, step = threading.Event(), server.llm.engine.step
+
+        def held() -> Any:
+            assert all_are_there.wait(30)
+            time.sleep(0.005)
+            return step()
+
+        server.llm.engine.step = held  # type: ignore[method-assign]
+
+        def ask(priority: int) -> None:
+            httpx.post(server.url + path, json={**how, "priority": priority}, timeout=60).raise_for_status()
+            ended.append(priority)
+
+        threads = [threading.Thread(target=ask, args=[priority]) for priority in (3, 2, 1)]
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            while server.llm.under_way < number:
+                time.sleep(0.002)
+        all_are_there.set()
+        for thread in threads:
+            thread.join()
+    assert ended == [3, 1, 2]
 
 
 @pytest.mark.parametrize("limits", ["auto:clock=no,max_nodes=0", {"method": "auto", "clock": False, "max_nodes": 0}])

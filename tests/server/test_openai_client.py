@@ -5,34 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.invoking import save_model
-from tests.serving import Served, served
-from tests.vocabularies import TEMPLATE
+from tests.server.tooling import WEATHER as FUNCTION
+from tests.server.tooling import saying, served_with_tools, written_call
+from tests.serving import Served
 
-# What `auto` recognises as the style of Hermes and Qwen.
-TOOLS = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}<tool_call></tool_call>{% endif %}" + TEMPLATE
-)
 HI: Any = [{"role": "user", "content": "Hi"}]
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
-}
+WEATHER: Any = {"type": "function", "function": {**FUNCTION, "description": "The weather of a city"}}
 POINT = {
     "type": "object",
     "properties": {"x": {"type": "boolean"}, "y": {"enum": ["a", "b"]}},
@@ -43,8 +26,7 @@ POINT = {
 
 @pytest.fixture(scope="module")
 def talking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    path: Path = save_model(tmp_path_factory.mktemp("tools"), template=TOOLS)
-    with served(str(path), speculate="grammar+prediction+suffix") as server:
+    with served_with_tools(tmp_path_factory.mktemp("tools")) as (server, _):
         yield server
 
 
@@ -160,6 +142,44 @@ def test_tools_that_must_be_called(client: openai.OpenAI, model: str, choice: An
     assert again.choices[0].message.role == "assistant"
 
 
+def test_tools_that_the_model_chooses_to_call(client: openai.OpenAI, model: str) -> None:
+    wanted = {"city": "Oslo", "days": 2}
+    extra = saying(f"Let me see.\n{written_call(wanted)}")
+    how: Any = {"model": model, "messages": HI, "tools": [WEATHER], "max_tokens": 200, "extra_body": extra}
+    whole = client.chat.completions.create(**how).choices[0]
+    with client.chat.completions.stream(**how) as stream:
+        last = stream.get_final_completion().choices[0]
+    for choice in (whole, last):
+        assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."
+        (call,) = choice.message.tool_calls or ()
+        assert call.type == "function" and json.loads(call.function.arguments) == wanted
+
+
+def test_tools_and_a_schema_with_the_async_client(talking: Served, model: str) -> None:
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=talking.url + "/v1", api_key="none") as client:
+            form: Any = {"type": "json_schema", "json_schema": {"name": "point", "strict": True, "schema": POINT}}
+            how: Any = {"model": model, "messages": HI, "seed": 1, "max_tokens": 200}
+            forced = {**how, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+            json_whole, call_whole = await asyncio.gather(
+                client.chat.completions.create(**how, response_format=form), client.chat.completions.create(**forced)
+            )
+            point = json.loads(json_whole.choices[0].message.content)
+            assert point.keys() == {"x", "y"}
+            (call,) = call_whole.choices[0].message.tool_calls
+            asked = json.loads(call.function.arguments)
+            assert asked["city"] in ("Oslo", "Rome") and call_whole.choices[0].finish_reason == "tool_calls"
+            text = arguments = ""
+            async for chunk in await client.chat.completions.create(**how, response_format=form, stream=True):
+                text += chunk.choices[0].delta.content or ""
+            async for chunk in await client.chat.completions.create(**forced, stream=True):
+                for part in chunk.choices[0].delta.tool_calls or ():
+                    arguments += part.function.arguments or ""
+            assert json.loads(text) == point and json.loads(arguments) == asked
+
+    asyncio.run(main())
+
+
 def test_a_prediction_is_billed(client: openai.OpenAI, model: str) -> None:
     how: Any = {"model": model, "messages": HI, "max_tokens": 60, "temperature": 0}
     plain = client.chat.completions.create(**how)
@@ -168,9 +188,14 @@ def test_a_prediction_is_billed(client: openai.OpenAI, model: str) -> None:
     assert predicted.choices[0].message.content == text
     assert predicted.usage is not None and predicted.usage.completion_tokens_details is not None
     details = predicted.usage.completion_tokens_details
-    assert (details.accepted_prediction_tokens or 0) > 0 and (details.rejected_prediction_tokens or 0) >= 0
-    wrong = client.chat.completions.create(**how, prediction={"type": "content", "content": "nonsense " * 20})
-    assert wrong.choices[0].message.content == text
+    assert (details.accepted_prediction_tokens or 0) > 0
+    how |= {"prediction": {"type": "content", "content": "nonsense " * 20}}
+    wrong = client.chat.completions.create(**how)
+    assert wrong.choices[0].message.content == text and wrong.usage is not None
+    details = wrong.usage.completion_tokens_details
+    assert details is not None and (details.rejected_prediction_tokens or 0) > 0
+    *_, last = client.chat.completions.create(**how, stream=True, stream_options={"include_usage": True})
+    assert last.usage is not None and last.usage.completion_tokens_details == details
 
 
 def test_responses_whole_and_streamed(client: openai.OpenAI, model: str) -> None:

@@ -26,19 +26,22 @@ def refused(server: Served, path: str, body: Any, status: int = 400) -> dict[str
     ("body", "param"),
     [
         ({"nonsense": 1}, "nonsense"),
+        ({"Messages": 1}, "Messages"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}, "str": 1}}, "tool_choice.str"),
         ({"stream_options": {"nonsense": 1}, "stream": True}, "stream_options.nonsense"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens"),  # beside another max_tokens
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"100000": 1}}, "logit_bias"),
         ({"stop": [""]}, "stop"),
         ({"seed": 2**70}, "seed"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 1001}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 1001}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -54,15 +57,24 @@ def refused(server: Served, path: str, body: Any, status: int = 400) -> dict[str
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
+        ({"prediction": {"type": "content", "content": "a", "nonsense": 1}}, None),
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, None),
         ({"speculate": "eagle3"}, "speculate"),
         ({"speculate": "bogus"}, "speculate"),
-        ({"speculate": {"method": "ngram", "nonsense": 1}}, None),
+        ({"speculate": {"method": "ngram", "nonsense": 1}}, "speculate"),
+        ({"speculate": {"method": "auto", "clock": 3}}, "speculate"),
+        ({"speculate": {"nonsense": 1}}, "speculate"),
+        ({"speculate": {"method": 3}}, "speculate"),
+        ({"speculate": ""}, "speculate"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"documents": [{"text": "a"}]}, "documents"),
         ({"chat_template_kwargs": {"mood": "glad"}}, "chat_template_kwargs"),
@@ -87,7 +99,7 @@ def test_a_bad_schema_is_refused_with_its_place(server: Served, schema: dict[str
     """Or with its size, if it would explode. The server goes on."""
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     error = refused(server, CHAT, {"messages": HI, "max_tokens": 3, "response_format": form})
-    assert place in error["message"]
+    assert place in error["message"] and error["param"] == "response_format"
     assert server.post(CHAT, {"messages": HI, "max_tokens": 3}).status_code == 200
 
 
@@ -101,6 +113,8 @@ def test_a_bad_schema_is_refused_with_its_place(server: Served, schema: dict[str
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "echo"),
         ({"prompt": "a", "messages": HI}, "messages"),
+        ({"prompt": "a", "prediction": [100000]}, "prediction"),
+        ({"prompt": "a", "response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
     ],
 )
 def test_a_completion_that_cannot_be_honoured(server: Served, body: dict[str, Any], param: str) -> None:
@@ -118,30 +132,47 @@ def test_a_completion_that_cannot_be_honoured(server: Served, body: dict[str, An
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"reasoning": {"summary": "detailed"}}, "summary"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 1001}, "top_logprobs"),
+        ({"input": [{"role": "nobody"}]}, "input"),
+        ({"input": [{"role": 3, "content": "Hi"}]}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nope"}}}}, "text"),
+        ({"n": 2}, "n"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"speculate": {"method": "ngram", "nonsense": 1}}, "speculate"),
     ],
 )
 def test_a_response_that_cannot_be_honoured(server: Served, body: dict[str, Any], param: str) -> None:
-    assert refused(server, RESPONSES, {"input": "Hi", **body})["param"] == param
+    error = refused(server, RESPONSES, {"input": "Hi", **body})
+    assert error["param"] == param and param in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "param"),
     [
-        (CHAT, {}),
-        (CHAT, {"messages": "Hi"}),
-        (CHAT, {"messages": []}),
-        (CHAT, {"messages": HI, "temperature": "0.5"}),
-        (CHAT, {"messages": HI, "stream": 1}),
-        (CHAT, {"messages": HI, "n": True}),
-        (COMPLETIONS, {"prompt": [1, "a"]}),
-        (COMPLETIONS, {"prompt": {"text": "a"}}),
-        ("/detokenize", {"tokens": ["a"]}),
-        (CHAT, []),
-        (CHAT, None),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": "Hi"}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": HI, "temperature": "0.5"}, "temperature"),
+        (CHAT, {"messages": HI, "stream": 1}, "stream"),
+        (CHAT, {"messages": HI, "n": True}, "n"),
+        (CHAT, {"messages": HI, "stop": 3}, "stop"),
+        (CHAT, {"messages": HI, "speculate": 3}, "speculate"),
+        (CHAT, {"messages": HI, "tool_choice": "any"}, "tool_choice"),
+        (CHAT, {"messages": HI, "tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
+        (CHAT, {"messages": HI, "prediction": {"type": "content", "content": 3}}, "prediction.content"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt"),
+        (COMPLETIONS, {"prompt": {"text": "a"}}, "prompt"),
+        (COMPLETIONS, {"prompt": "a", "prediction": {"type": "content", "content": "a"}}, "prediction"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        (CHAT, [], None),
+        (CHAT, None, None),
     ],
 )
-def test_a_body_that_does_not_fit_its_schema_is_422(server: Served, path: str, body: Any) -> None:
-    refused(server, path, body, 422)
+def test_a_body_that_does_not_fit_its_schema_is_422(server: Served, path: str, body: Any, param: str | None) -> None:
+    assert refused(server, path, body, 422)["param"] == param
 
 
 def test_what_is_not_json(server: Served) -> None:

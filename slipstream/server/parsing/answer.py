@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slipstream.errors import unknown_choice
 from slipstream.server.parsing.base import OutputParser, Parsed, ParserRequest, PassThrough
-from slipstream.server.parsing.forced import forced_calls, function_names
+from slipstream.server.parsing.forced import call_grammar, function_names
 from slipstream.server.parsing.reasoning import (
     REASONING_STYLES,
     ReasoningParser,
@@ -29,6 +29,11 @@ class AnswerParser:
     def called(self) -> bool:
         """Whether there was a tool call."""
         return self._tools.called
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing that follows belongs to the answer."""
+        return self._tools.over
 
     def push(self, text: str) -> Parsed:
         """The parts that this text completes."""
@@ -54,10 +59,11 @@ class Parsing:
         """A parser for one choice."""
         style = self.reasoning_style
         names = function_names(request.tools)
-        wanted = self.tools is not None and names and request.tool_choice != "none"
+        wanted = names and request.tool_choice != "none"
         reasoning = ReasoningParser(style, begins_inside(style, request.prompt_end)) if style else PassThrough(request)
-        tools = TOOL_STYLES[self.tools](names) if wanted and self.tools else PassThrough(request)
-        return AnswerParser(reasoning, tools)
+        if not wanted or self.tools is None:
+            return AnswerParser(reasoning, PassThrough(request))
+        return AnswerParser(reasoning, TOOL_STYLES[self.tools](names, several=request.parallel_tool_calls))
 
     @property
     def reasoning_style(self) -> ReasoningStyle | None:
@@ -65,11 +71,11 @@ class Parsing:
         return REASONING_STYLES[self.reasoning] if self.reasoning else None
 
     def grammar(self, request: ParserRequest, special_ids: Mapping[str, int]) -> str | None:
-        """A Lark grammar that forces the calls that `tool_choice` asks for; None if it leaves the model free.
+        """A Lark grammar of the calls that `tool_choice` or `strict` asks for; None if they leave the model free.
 
         `special_ids`: ids of the special tokens, by their text.
         """
-        return forced_calls(self.tools, request, special_ids)
+        return call_grammar(self.tools, request, special_ids, self.reasoning_style)
 
 
 def parser_factory(tool_parser: str, reasoning_parser: str, chat_template: str | None) -> Parsing:

@@ -58,6 +58,10 @@ class OutputParser(Protocol):
     def called(self) -> bool:
         """Whether there was a tool call, so that `finish_reason` is `tool_calls` where the model stopped by itself."""
 
+    @property
+    def over(self) -> bool:
+        """Whether the answer is complete, whatever the model still writes: there was the one call that is allowed."""
+
 
 ParserFactory = Callable[[ParserRequest], OutputParser]
 
@@ -67,6 +71,7 @@ class PassThrough:
 
     needs_special_tokens = False
     called = False
+    over = False
 
     def __init__(self, request: ParserRequest) -> None:
         pass

@@ -28,6 +28,11 @@ class Scanner(ABC):
         """Whether there was a tool call."""
         return False
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing that follows belongs to the answer."""
+        return False
+
     def push(self, text: str) -> Parsed:
         """The parts that this text completes."""
         self._rest += text

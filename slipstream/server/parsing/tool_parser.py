@@ -21,14 +21,18 @@ class ToolParser(Scanner):
 
     Text is content unless it becomes a call: what follows a marker and is no call is content, marker included. A call
     that stops being JSON after its arguments have begun stays as far as it came; what follows is content. White space
-    between content and calls is dropped, not that between two parts of the content.
+    between content and calls is dropped, not that between two parts of the content. Unless there may be `several`
+    calls, the answer is over after the first one: what follows it is dropped.
     """
 
     marker: ClassVar[str]
 
-    def __init__(self, names: Collection[str], new_id: Callable[[], str] | None = None) -> None:
+    def __init__(
+        self, names: Collection[str], new_id: Callable[[], str] | None = None, *, several: bool = True
+    ) -> None:
         super().__init__()
         self._names = names
+        self._several = several
         self._new_id = new_id or self.make_id
         self._count = 0
         self._spoke = False  # whether there was content
@@ -46,6 +50,11 @@ class ToolParser(Scanner):
         """Whether a call has begun."""
         return self._count > 0 or self._call.started
 
+    @property
+    def over(self) -> bool:
+        """Whether there was a call, and there may be no other."""
+        return self._count > 0 and not self._several
+
     @abstractmethod
     def _after_marker(self) -> bool:
         """Go on where the marker ends."""
@@ -55,6 +64,9 @@ class ToolParser(Scanner):
         """Go on where a complete call ends."""
 
     def _advance(self) -> bool:
+        if self.over:
+            self._rest = ""
+            return False
         return self._state()
 
     def _text(self) -> bool:

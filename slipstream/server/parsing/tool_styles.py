@@ -42,8 +42,10 @@ class Llama3Parser(ToolParser):
     marker = "<|python_tag|>"
     needs_special_tokens = True
 
-    def __init__(self, names: Collection[str], new_id: Callable[[], str] | None = None) -> None:
-        super().__init__(names, new_id)
+    def __init__(
+        self, names: Collection[str], new_id: Callable[[], str] | None = None, *, several: bool = True
+    ) -> None:
+        super().__init__(names, new_id, several=several)
         self._state = self._beginning
         self._tagged = False
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from slipstream.server import shapes
-from slipstream.server.chatting import joined_calls, start_chat
+from slipstream.server.chatting import finish_reason, joined_calls, start_chat
 from slipstream.server.following import Follower
 from slipstream.server.parsing.base import OutputParser, Parsed, ToolCallDelta
 from slipstream.server.service import Service
@@ -80,7 +80,7 @@ class ChatCall:
         choice = {
             "index": completion.index,
             "message": message,
-            "finish_reason": _reason(completion.finish_reason, parser),
+            "finish_reason": finish_reason(completion.finish_reason, parser),
             "stop_reason": completion.stop_reason,
             "logprobs": None,
         }
@@ -137,7 +137,7 @@ class ChatCall:
             **details,
         }
         if delta.finish_reason is not None:
-            choice["finish_reason"] = _reason(delta.finish_reason, parser)
+            choice["finish_reason"] = finish_reason(delta.finish_reason, parser)
             choice["stop_reason"] = delta.completion.stop_reason if delta.completion is not None else None
         return choice
 
@@ -147,7 +147,3 @@ def _call_delta(call: ToolCallDelta) -> dict[str, Any]:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
-
-
-def _reason(reason: str | None, parser: OutputParser) -> str | None:
-    return "tool_calls" if reason == "stop" and parser.called else reason

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from slipstream.inputs import as_prompts
 from slipstream.server import shapes
-from slipstream.server.constraints import constraints
-from slipstream.server.failures import ApiError
+from slipstream.server.constraints import constraints, sent_form
+from slipstream.server.failures import ApiError, naming
 from slipstream.server.following import Follower
 from slipstream.server.generation import Generation, prepared, sampling_params
 from slipstream.server.service import Service
@@ -54,11 +54,12 @@ class CompletionCall:
     async def respond(self) -> Response:
         """The whole answer, or the first event of a stream: what fails before it has an HTTP status."""
         service, body = self._service, self._body
-        params = self._params()
         prompts = as_prompts(body.prompt, "prompt")
         if not prompts:
             raise ApiError(400, "prompt is empty", param="prompt")
-        requests = [await service.off_loop(len(p), prepared, service, body, p, params) for p in prompts]
+        with naming(sent_form(body)):
+            params = self._params()
+            requests = [await service.off_loop(len(p), prepared, service, body, p, params) for p in prompts]
         generation = Generation(service, requests, streams=bool(body.stream or body.return_trees))
         follower = Follower(service, generation)
         with follower.ending():
@@ -79,6 +80,7 @@ class CompletionCall:
             logprobs=body.logprobs,
             prompt_logprobs=scored,
             structured_outputs=constraints(body),
+            prediction=body.prediction,
         )
 
     # -- from the engine to the wire ----------------------------------------------------------------------------------

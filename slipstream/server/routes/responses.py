@@ -11,15 +11,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from slipstream.server import shapes
-from slipstream.server.chatting import ChatRun, start_chat
-from slipstream.server.failures import ApiError
-from slipstream.server.following import Follower
-from slipstream.server.items import as_chat
+from slipstream.server.chatting import ChatRun, finish_reason, start_chat
+from slipstream.server.failures import ApiError, naming
+from slipstream.server.items import SENT, as_chat
 from slipstream.server.output_items import OutputItems
 from slipstream.server.service import Service
 from slipstream.server.sse import EventStream, JsonResponse, event, unless_gone
 from slipstream.server.wire.responses import ResponsesBody
-from slipstream.types import Logprobs
+from slipstream.types import Completion, Logprobs
 
 # What a response tells of its request, with what stands for a field that was not given.
 _ECHOED: dict[str, Any] = {
@@ -47,13 +46,15 @@ class ResponseCall:
     def __init__(self, service: Service, body: ResponsesBody) -> None:
         self._service = service
         self._body = body
+        self._chat = as_chat(body)
         self._number = 0  # of the next event
         self._head = {"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time.time())}
         self._head |= {"model": service.check_model(body.model)}
 
     async def respond(self) -> Response:
         """The whole answer, or the first event of a stream: what fails before it has an HTTP status."""
-        run = await start_chat(self._service, as_chat(self._body))
+        with naming(SENT):
+            run = await start_chat(self._service, self._chat)
         with run.follower.ending():
             if self._body.stream:
                 events = await run.follower.streamed(self._events(run))
@@ -64,25 +65,29 @@ class ResponseCall:
             items.push(run.parsers[0].push(completion.text), self._spelled(completion.logprobs))
             items.push(run.parsers[0].finish(), [])
             items.close()
-            return JsonResponse(self._response(items, completion.finish_reason, run.follower))
+            response = self._ended(items, completion, run)
+            if output.prompt_logprobs is not None:
+                response["prompt_logprobs"] = shapes.prompt_logprobs(output.prompt_logprobs)
+            return JsonResponse(response)
 
     async def _events(self, run: ChatRun) -> AsyncGenerator[bytes, None]:
         items, parser = OutputItems(), run.parsers[0]
         deltas = run.follower.deltas()
-        reason: str | None = None
+        completion: Completion | None = None
         first = await anext(deltas, None)  # an error before it has an HTTP status
         for kind in ("response.created", "response.in_progress"):
-            yield self._event({"type": kind, "response": self._response(items, None, None)})
+            yield self._event({"type": kind, "response": self._response(items)})
         while first is not None:
             _, delta = first
             events = items.push(parser.push(delta.text), self._spelled(delta.logprobs))
-            if delta.finish_reason is not None:
+            if delta.completion is not None:
                 events += items.push(parser.finish(), []) + items.close()
-                reason = delta.finish_reason
+                completion = delta.completion
             for one in events:
                 yield self._event(one)
             first = await anext(deltas, None)
-        response = self._response(items, reason, run.follower)
+        assert completion is not None
+        response = self._ended(items, completion, run)
         yield self._event({"type": f"response.{response['status']}", "response": response})
 
     def _event(self, said: dict[str, Any]) -> bytes:
@@ -101,11 +106,10 @@ class ResponseCall:
         )["content"]
         return found
 
-    def _response(self, items: OutputItems, reason: str | None, follower: Follower | None) -> dict[str, Any]:
-        """The response object; without a follower, of an answer that has just begun."""
-        status = "in_progress" if reason is None else "incomplete" if reason == "length" else "completed"
+    def _response(self, items: OutputItems, status: str = "in_progress") -> dict[str, Any]:
+        """The response object; without a status, of an answer that has just begun."""
         given = self._body.model_dump(exclude_none=True, by_alias=True)
-        fields: dict[str, Any] = {
+        return {
             **self._head,
             "status": status,
             "error": None,
@@ -123,16 +127,23 @@ class ResponseCall:
             "completed_at": int(time.time()) if status == "completed" else None,
             "usage": None,
         }
-        if follower is not None:
-            fields |= follower.counters()
-            usage = follower.usage()
-            fields["usage"] = {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": usage["prompt_tokens_details"],
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens(items)},
-                "total_tokens": usage["total_tokens"],
-            }
+
+    def _ended(self, items: OutputItems, completion: Completion, run: ChatRun) -> dict[str, Any]:
+        """The response object of a complete answer."""
+        follower = run.follower
+        reason = finish_reason(completion.finish_reason, run.parsers[0])
+        usage, thought = follower.usage(), self._reasoning_tokens(items)
+        fields = self._response(items, "incomplete" if reason == "length" else "completed")
+        fields |= follower.counters() | follower.details(self._chat, completion)
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = follower.prompt_ids(0)
+        fields["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": usage["prompt_tokens_details"],
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": thought, **usage.get("completion_tokens_details", {})},
+            "total_tokens": usage["total_tokens"],
+        }
         return fields
 
     def _reasoning_tokens(self, items: OutputItems) -> int:

@@ -12,6 +12,7 @@ class CompletionBody(SamplingBody):
     """One prompt or several, as texts or token ids."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
+    prediction: str | list[int] | None = None  # what is expected to follow each prompt; it becomes a drafter
     echo: bool | None = None  # the prompt comes before the answer
     logprobs: int | None = None
     add_special_tokens: bool | None = None

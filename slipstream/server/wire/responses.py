@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from slipstream.server.wire.chat import Prediction
 from slipstream.server.wire.common import Body, TokenChoice
 
 
@@ -68,6 +69,11 @@ class ResponsesBody(TokenChoice):
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool | None = None
+    return_token_ids: bool | None = None
+    return_origins: bool | None = None
     metadata: dict[str, str] | None = None  # given back as it is
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

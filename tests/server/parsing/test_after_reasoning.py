@@ -13,9 +13,7 @@ from slipstream.server.parsing.after_reasoning import after_reasoning
 from slipstream.server.parsing.reasoning import REASONING_STYLES
 from slipstream.text import Tokenizer
 from slipstream.tree import TokenTree
-from tests.invoking import save_model
-from tests.serving import served
-from tests.vocabularies import TEMPLATE
+from tests.server.tooling import served_with_thoughts
 
 QWEN, MISTRAL = REASONING_STYLES["qwen3"], REASONING_STYLES["mistral"]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -83,16 +81,10 @@ def test_tags_that_are_special_tokens(grammars: tuple[Grammars, Tokenizer]) -> N
 
 def test_on_the_wire(tmp_path: Path) -> None:
     """The prompt opens the part; its end is likely enough to come soon; then the schema holds."""
-    template = TEMPLATE.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}{# </think> #}")
-    folder = save_model(tmp_path / "thinks", template=template, extra="</think>")
-    written = json.loads((folder / "tokenizer.json").read_text())
-    (end,) = [token for token in written["added_tokens"] if token["content"] == "</think>"]
-    end["special"] = False  # as in the models that have it
-    (folder / "tokenizer.json").write_text(json.dumps(written))
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     body = {"messages": [{"role": "user", "content": "Hi"}], "response_format": form, "max_tokens": 200, "seed": 1}
-    body["logit_bias"] = {str(end["id"]): 3}
-    with served(str(folder), speculate="grammar+suffix") as server:
+    with served_with_thoughts(tmp_path / "thinks") as (server, end):
+        body["logit_bias"] = {str(end): 3}
         (choice,) = server.answer("/v1/chat/completions", body)["choices"]
         message = choice["message"]
         assert choice["finish_reason"] == "stop" and json.loads(message["content"]).keys() == {"a"}

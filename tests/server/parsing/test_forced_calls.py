@@ -11,6 +11,8 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.errors import OptionError
 from slipstream.server.parsing import ParserRequest, parser_factory
+from slipstream.server.parsing.after_reasoning import after_reasoning
+from slipstream.server.parsing.reasoning import REASONING_STYLES
 from slipstream.server.parsing.tool_styles import TOOL_STYLES
 from tests.invoking import save_model
 from tests.server.parsing.parsed import parsed
@@ -113,11 +115,64 @@ def test_one_function_and_one_call(style: str, tokenizer: tuple[Any, dict[str, i
         assert allows(tokenizer, grammar_of(style, choice, tokenizer[1]), two)
 
 
+STRICT: list[dict[str, Any]] = [{"type": "function", "function": {**WEATHER, "strict": True}}, *TOOLS[1:]]
+
+
+@pytest.mark.parametrize("style", TOOL_STYLES)
+def test_strict_functions_under_auto(style: str, tokenizer: tuple[Any, dict[str, int]]) -> None:
+    """Free text, or calls after it; a strict function's arguments are by its schema, those of others any object."""
+    made, ids = tokenizer
+    marker = TOOL_STYLES[style].marker
+    tag = marker if style == "llama3_json" else ""
+    calls = [("weather", ZURICH), ('odd "name"\\', '{"anything": [1]}'), ("now", '{"more": 1}')]
+    names = ["weather", "now", calls[1][0]]
+    for special in (ids, {}):  # the marker as a token, or as text
+        if special and marker not in special:
+            continue
+        several, one = (
+            parser_factory(style, "none", None).grammar(
+                ParserRequest(tools=STRICT, parallel_tool_calls=parallel), special
+            )
+            for parallel in (True, False)
+        )
+        assert several is not None and one is not None
+        spelled = made if special else llguidance.LLTokenizer(train_byte_level().to_str())
+        for text in ("", "No need.", "{", "1 < 2", f"Oh {marker[:-1]}")[: 5 if style != "llama3_json" else 2]:
+            assert allows((spelled, special), one, text) and allows((spelled, special), several, text), text
+        for some in ([calls[0]], [calls[1]], [calls[2]], calls):
+            for before in ("", "Let me see.\n"):
+                text = before + (tag if before else "") + written(style, *some)
+                assert allows((spelled, special), several, text), text
+                assert allows((spelled, special), one, text) == (len(some) == 1), text
+                assert parsed(TOOL_STYLES[style](names), [text]).named == some
+        for bad in (("weather", '{"city": "Bern"}'), ("weather", '{"city": "Bern", "unit": "K"}'), ("other", "{}")):
+            for text in (written(style, bad), "See: " + tag + written(style, bad)):
+                assert not allows((spelled, special), several, text), text
+        assert not allows((spelled, special), several, "a " + marker)
+        assert not allows((spelled, special), one, written(style, calls[0]) + " and")
+
+
+def test_a_reasoning_part_is_no_free_text(tokenizer: tuple[Any, dict[str, int]]) -> None:
+    """What follows its end is; a call inside of it is a thought."""
+    request = ParserRequest(tools=STRICT)
+    grammar = parser_factory("hermes", "qwen3", None).grammar(request, {})
+    assert grammar is not None
+    whole = after_reasoning({"grammar": grammar}, REASONING_STYLES["qwen3"], "assistant\n", {})["grammar"]
+    good, bad = written("hermes", ("weather", ZURICH)), written("hermes", ("weather", "{}"))
+    for text in ("Hi", good, f"a {good}", f"<think>hm <tool_call></think>\n\nHi {good}", f"<think>{bad}</think>{good}"):
+        assert allows(tokenizer, whole, text), text
+    for text in (bad, f"<think>hm</think>{bad}", "<think>hm"):
+        assert not allows(tokenizer, whole, text), text
+
+
 def test_free_choices_have_no_grammar() -> None:
     for choice in ("auto", "none"):
         request = ParserRequest(tools=TOOLS, tool_choice=choice)
         assert parser_factory("none", "none", None).grammar(request, {}) is None
         assert parser_factory("hermes", "none", None).grammar(request, {}) is None
+    strict = ParserRequest(tools=STRICT)
+    assert parser_factory("none", "none", None).grammar(strict, {}) is None, "nothing is a call"
+    assert parser_factory("hermes", "none", None).grammar(replace(strict, tool_choice="none"), {}) is None
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ def call(name: str, arguments: str, key: str = "arguments") -> str:
     return f'{{"name": "{name}", "{key}": {arguments}}}'
 
 
-def read(style: str, text: str, size: int | None = None) -> Whole:
+def read(style: str, text: str, size: int | None = None, *, several: bool = True) -> Whole:
     pieces = [text[i : i + size] for i in range(0, len(text), size)] if size else [text]
-    return parsed(TOOL_STYLES[style](NAMES, counted()), pieces)
+    return parsed(TOOL_STYLES[style](NAMES, counted(), several=several), pieces)
 
 
 CALLS = [  # style, text, content, calls
@@ -124,6 +124,15 @@ def test_arguments_are_streamed() -> None:
     assert [d.arguments for p in given[4:] for d in p.tool_calls] == ['": 1', "}"]
 
 
+@pytest.mark.parametrize(("style", "text", "content", "calls"), [case for case in CALLS if case[3]])
+def test_nothing_follows_the_only_call(style: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    for more in ("", " so", f"<tool_call>{call('add', B)}", f"; {call('add', B)}", f"[TOOL_CALLS][{call('add', B)}]"):
+        for size in (None, 1, 5):
+            whole = read(style, text + more, size, several=False)
+            assert whole.named == calls[:1] and content.startswith(whole.content)
+            assert not {"so", "Done.", "Two.", "ok", "or"} & set(whole.content.split())
+
+
 def test_ids() -> None:
     """OpenAI's form; Mistral's templates refuse ids that are not nine letters and digits."""
     texts = {"hermes": f"<tool_call>{call('add', B)}", "llama3_json": call("add", B)}
@@ -165,6 +174,9 @@ def test_any_split_gives_the_same(style: str, bits: list[str], data: st.DataObje
     assert read(style, text, 1) == expected
     if not expected.calls:
         assert expected.content == text
+    one = read(style, text, several=False)
+    assert one == read(style, text, 1, several=False), "the same where there may be one call only"
+    assert one.calls == expected.calls[:1] and expected.content.startswith(one.content)
 
 
 _JSON = st.recursive(

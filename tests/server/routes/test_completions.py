@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -93,8 +94,26 @@ def test_prompt_log_probabilities_are_of_the_choice(server: Served) -> None:
         assert len(choice["token_ids"]) == 30
 
 
-def test_priorities_are_taken(server: Served) -> None:
-    assert server.answer(PATH, {**BODY, "prompt": "The", "priority": -3})["choices"]
+def test_the_usage_so_far_in_every_chunk(server: Served) -> None:
+    options = {"continuous_usage_stats": True, "include_usage": True}
+    *chunks, last, _ = server.events(PATH, {**BODY, "prompt": TEXTS[:2], "stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 60 == last["usage"]["completion_tokens"]
+
+
+def test_json(server: Served) -> None:
+    """Any object, or one by a schema, whole and streamed."""
+    schema = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
+    schema |= {"additionalProperties": False}
+    closing = server.answer("/tokenize", {"prompt": "}"})["tokens"]
+    for form, valid in (
+        ({"type": "json_object"}, [{}]),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, [{"x": True}, {"x": False}]),
+    ):
+        body = {**BODY, "prompt": "The", "response_format": form, "logit_bias": {str(closing[0]): 100}}
+        (choice,) = server.answer(PATH, body)["choices"]
+        assert json.loads(choice["text"]) in valid and choice["finish_reason"] == "stop"
+        assert streamed(server.events(PATH, body)) == {0: choice["text"]}
 
 
 def test_tokens_and_back(server: Served, llm: LLM) -> None:

@@ -159,7 +159,7 @@ def test_metrics_count_what_was_done(server: Served, tiny: str) -> None:
     body = {**HI, "messages": [{"role": "user", "content": "abc abc abc abc"}], "max_tokens": 60, "temperature": 0}
     before = values(server.http.get("/metrics").text)
     answer = server.answer(CHAT, body)
-    server.events(CHAT, body)
+    *chunks, _ = server.events(CHAT, {**body, "return_token_ids": True})
     after = values(server.http.get("/metrics").text)
     label = f'model_name="{tiny}"'
 
@@ -178,10 +178,14 @@ def test_metrics_count_what_was_done(server: Served, tiny: str) -> None:
         assert grew(f"{name}_accepted_tokens_per_pos_total", f'{label},position="0"') > 0
     assert grew("slipstream:spec_decode_num_draft_nodes_total") == 2 * told["num_draft_nodes"]
     assert grew("slipstream:draft_nodes_accepted_total", f'depth="1",drafter="suffix",{label}') > 0
-    assert (
-        grew("slipstream:time_to_first_token_seconds_count") == grew("slipstream:request_generation_tokens_count") == 2
-    )
-    assert grew("slipstream:inter_chunk_latency_seconds_count") > 0
+    for name in (
+        "time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds",
+        "request_prompt_tokens", "request_generation_tokens",
+    ):  # fmt: skip
+        assert grew(f"slipstream:{name}_count") == 2, name
+    first = len(chunks[0]["choices"][0]["token_ids"])
+    assert grew("slipstream:inter_token_latency_seconds_count") == 60 - first, "of the stream: nobody saw the others"
+    assert grew("slipstream:inter_chunk_latency_seconds_count") == len(chunks) - 1 > 0
     assert grew("slipstream:requests_total", f'{label},reason="length"') == 2
     assert grew("slipstream:http_responses_total", f'route="{CHAT}",status="200"') == 2
     assert after[f"slipstream:kv_cache_usage_perc{{{label}}}"] == 0

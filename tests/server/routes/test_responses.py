@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from tests.server.tooling import served_with_thoughts
 from tests.serving import Served
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
@@ -62,6 +65,59 @@ def test_calls_and_their_results_become_messages() -> None:
     assert [call["id"] for call in turn["tool_calls"]] == ["c1", "c2"] and turn["reasoning_content"] == "hm"
     assert turn["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
     assert cold == {"role": "tool", "tool_call_id": "c1", "content": "cold"} and warm["content"] == "warm"
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+def joined(events: list[tuple[str | None, Any]], kind: str) -> str:
+    return "".join(data["delta"] for name, data in events if name == f"response.{kind}.delta")
+
+
+def test_json_by_a_schema_streamed(server: Served) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True}
+    for seed in range(3):
+        body = {"input": "Hi", "max_output_tokens": 100, "seed": seed, "text": {"format": form}}
+        events = server.named_events(PATH, body)
+        text = joined(events, "output_text")
+        assert json.loads(text).keys() == {"a"}
+        last = events[-1][1]["response"]
+        assert events[-1][0] == "response.completed" and last["text"]["format"] == form
+        answer = server.answer(PATH, body)
+        assert text == last["output"][0]["content"][0]["text"] == answer["output"][0]["content"][0]["text"]
+
+
+def test_any_json_object(server: Served) -> None:
+    (closing,) = server.answer("/tokenize", {"prompt": "}"})["tokens"]
+    bias = {"logit_bias": {str(closing): 100}, "max_output_tokens": 20}
+    answer = server.answer(PATH, {"input": "Hi", **bias, "text": {"format": {"type": "json_object"}}})
+    assert answer["output"][0]["content"][0]["text"] == "{}" and answer["status"] == "completed"
+
+
+def test_reasoning_items_and_their_events(tmp_path: Path) -> None:
+    with served_with_thoughts(tmp_path / "thinks") as (server, end):
+        form = {"type": "json_schema", "name": "a", "schema": SCHEMA}
+        body = {"input": "Hi", "text": {"format": form}, "max_output_tokens": 200, "seed": 1}
+        body |= {"logit_bias": {str(end): 3}}
+        answer, events = server.answer(PATH, body), server.named_events(PATH, body)
+        text = server.answer(PATH, {**body, "reasoning": None})["output"][1]["content"][0]["text"]
+    thought, message = answer["output"]
+    assert (thought["type"], message["type"]) == ("reasoning", "message") and thought["summary"] == []
+    (part,) = thought["content"]
+    assert part["type"] == "reasoning_text" and part["text"] and "</think>" not in part["text"]
+    assert json.loads(message["content"][0]["text"]).keys() == {"a"} and message["content"][0]["text"] == text
+    details = answer["usage"]["output_tokens_details"]
+    assert 0 < details["reasoning_tokens"] < answer["usage"]["output_tokens"]
+    assert joined(events, "reasoning_text") == part["text"] and joined(events, "output_text") == text
+    kinds = [name for name, data in events if data.get("output_index") == 0]
+    assert kinds[:2] == ["response.output_item.added", "response.content_part.added"]
+    assert kinds[-3:] == [
+        "response.reasoning_text.done", "response.content_part.done", "response.output_item.done",
+    ]  # fmt: skip
+    assert set(kinds[2:-3]) == {"response.reasoning_text.delta"}
+    ids = {data["item_id"] for _, data in events if "item_id" in data and data["output_index"] == 0}
+    last = events[-1][1]["response"]
+    assert ids == {last["output"][0]["id"]} and last["output"][0]["content"] == [part]
 
 
 def test_the_events_of_a_stream(server: Served) -> None:
