@@ -5,7 +5,8 @@
     other_ms: [[sequences, ms], ...]   the rest of a step: scheduling, emitting
 
 A pass costs R(rows) + s * sequences + a * sequences * context + b * rows * context: weights and GEMMs by rows, what is
-done for each sequence, reading K/V, attention. R is known at the measured numbers of rows and linear between them; all is fitted together by least squares.
+done for each sequence, reading K/V, attention. R is known at the measured numbers of rows and linear between them; all
+is fitted together by least squares.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from slipstream.errors import CorruptFile, OptionError
 
 FORMAT, VERSION = "slipstream-costs", 1
 PLAIN, _POLICY = "none", "auto"
+_BEYOND = 1.5  # times the longest context that was measured
 
 Json = dict[str, Any]
 
@@ -37,6 +39,7 @@ class CostTable:
     machine: str = ""
     command: str = ""  # that measured it
     prompt_rows: int = 512  # of all prompts in one pass, at most
+    prompt_row: float = 1.0  # what a row of a prompt costs, in rows of trees
     rounds: bool = False  # steps run on the device in bursts (docs/gpu.md)
 
     def __post_init__(self) -> None:
@@ -119,9 +122,9 @@ class CostTable:
     def covers(self, rows: float, sequences: int, context: float) -> bool:
         """Whether a pass lies within what was measured; outside, its cost is a continuation of the fit."""
         points = np.array(self.pass_ms, float)
-        return bool(
-            rows <= points[:, 0].max() and sequences <= points[:, 1].max() and context <= 1.5 * points[:, 2].max()
-        )
+        most_rows, most_sequences, longest, _ = points.max(axis=0)
+        read = sequences * context <= _BEYOND * (points[:, 1] * points[:, 2]).max()  # K/V of all sequences
+        return bool(rows <= most_rows and sequences <= most_sequences and context <= _BEYOND * longest and read)
 
     def as_dict(self) -> Json:
         """Plain data."""
@@ -134,6 +137,7 @@ class CostTable:
             "draft_ms": {name: [list(point) for point in points] for name, points in self.draft_ms.items()},
             "other_ms": [list(point) for point in self.other_ms],
             "prompt_rows": self.prompt_rows,
+            "prompt_row": self.prompt_row,
             "rounds": self.rounds,
         }
 
@@ -174,6 +178,7 @@ def costs_of(data: Mapping[str, Any]) -> CostTable:
             machine=str(data.get("machine", "")),
             command=str(data.get("command", "")),
             prompt_rows=int(data.get("prompt_rows", CostTable.prompt_rows)),
+            prompt_row=float(data.get("prompt_row", CostTable.prompt_row)),
             rounds=bool(data.get("rounds", False)),
         )
     except (KeyError, TypeError, ValueError) as error:

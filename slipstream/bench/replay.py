@@ -138,8 +138,8 @@ def _step_ms(
         rows += 1 + each.step.nodes
         context += (1 + each.step.nodes) * each.step.context
     for each in fed:
-        rows += each.fed
-        context += each.fed * (each.read + each.fed / 2)
+        rows += each.fed * costs.prompt_row
+        context += each.fed * costs.prompt_row * (each.read + each.fed / 2)
     sequences = len(decoding) + len(fed)
     ms = costs.a_pass(rows, sequences, context / rows) + costs.other(sequences)
     drafting = sum(each.step.nodes > 0 for each in decoding)

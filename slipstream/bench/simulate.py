@@ -63,10 +63,10 @@ def outlook(traces: Traces, costs: CostTable, scenario: Scenario, *, sizes: Sequ
         largest = max((len(step.confidence) for answer in answers for step in answer.steps), default=0)
         drafter = costs.drafting(setting, sorted({name for answer in answers for name in answer.drafters}))
         policy = setting.partition(":")[0] == _POLICY
-        tried = [
-            _outlook([recorded(answer, nodes, scenario.context) for answer in answers], costs, scenario, drafter, nodes, base)
-            for nodes in (None, *(size for size in (SIZES if policy else sizes) if size < largest))
-        ]
+        tried = []
+        for nodes in (None, *(size for size in (SIZES if policy else sizes) if size < largest)):
+            played = [recorded(answer, nodes, scenario.context) for answer in answers]
+            tried.append(_outlook(played, costs, scenario, drafter, nodes, base))
         if policy:
             tried = [replace(max([base, *tried], key=_speed), nodes=None)]
         found += [replace(each, setting=setting) for each in tried]
@@ -85,7 +85,7 @@ def _speed(outlook: Outlook) -> float:
 def recorded(
     answer: TracedAnswer, nodes: int | None = None, context: int | None = None, tokens: int | None = None
 ) -> Recorded:
-    """An answer with trees of at most so many nodes. Its steps come again until it is as long as it was, or `tokens`."""
+    """An answer of so many tokens (None: as it was) with trees of at most so many nodes. Its steps come again."""
     length, steps = (_length(answer) if tokens is None else tokens) - 1, list[Decoded]()
     for step in cycle(answer.steps[1:]) if len(answer.steps) > 1 else ():
         if length <= 0:
