@@ -69,7 +69,7 @@ class CostTable:
             if not negative:
                 break
             kept[min(negative, key=lambda index: whole[index] * basis[:, index].max())] = False
-        self._by_rows = _rising(np.maximum(whole[:-3], 0.0), np.bincount(place))
+        self._by_rows = _rising(np.maximum(whole[:-3], 0.0).tolist(), np.bincount(place).tolist())
         self._a_sequence, self._by_sequence, self._by_row = map(float, whole[-3:])
 
     def a_pass(self, rows: float, sequences: int, context: float) -> float:
@@ -146,7 +146,7 @@ def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
     """The nearest sequence that never falls: neighbours that do have their mean (isotonic regression)."""
     pools: list[tuple[float, int, int]] = []  # mean, weight, how many
     for value, weight in zip(values, weights, strict=True):
-        pools.append((float(value), int(weight), 1))
+        pools.append((value, weight, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
             (one, much, some), (other, more, others) = pools[-2:]
             pools[-2:] = [((one * much + other * more) / (much + more), much + more, some + others)]
