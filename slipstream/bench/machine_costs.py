@@ -46,18 +46,20 @@ def measure_costs(run: Run, seconds: float) -> CostTable:
 def drafts_of(
     steps: Sequence[RealStep], traced: Sequence[TracedAnswer] = ()
 ) -> dict[str, list[tuple[int, int, float]]]:
-    """Milliseconds of drafts by setting, nodes and sequences; of a setting that did not draft there, as traced."""
+    """Milliseconds of drafts by setting, nodes and sequences; of a setting that hardly drafted there, as traced."""
     groups: dict[tuple[str, int], list[RealStep]] = defaultdict(list)
     for step in steps:
         if step.drafting and not step.prompt_rows:
             groups[step.setting, step.sequences].append(step)
     found: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
     for (setting, sequences), group in groups.items():
-        nodes, ms = usual(group)
-        found[setting].append((round(nodes), sequences, round(ms, 4)))
+        if len(group) >= _LEAST_STEPS:
+            nodes, ms = usual(group)
+            found[setting].append((round(nodes), sequences, round(ms, 4)))
+    known = set(found)
     for answer in traced:
         nodes_of = [len(step.parents) for step in answer.steps if step.parents]
-        if nodes_of and answer.setting not in {setting for setting, _ in groups}:
+        if nodes_of and answer.setting not in known:
             found[answer.setting].append((round(statistics.mean(nodes_of)), 1, round(answer.draft_ms, 4)))
     return dict(found)
 

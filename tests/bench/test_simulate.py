@@ -310,6 +310,8 @@ def test_passes_take_what_they_take_in_real_steps() -> None:
     assert found.a_pass(1, 1, 266) == pytest.approx(1.1 * table.a_pass(1, 1, 266), rel=0.02)
     assert found.a_pass(8, 1, 266) == pytest.approx(1.4 * table.a_pass(8, 1, 266), rel=0.02)
     assert drafts_of(steps) == {"tree": [(15, 1, 2.0)]}
+    rare = replace(traces(TREE).answers[1], setting="rare", draft_ms=0.7)  # it has drafted in answers only
+    assert drafts_of(steps, [rare])["rare"] == [(5, 1, 0.7)] and "none" not in drafts_of(steps, traces(TREE).answers)
     both = paced(table, steps + [step("none", 8, 0, 0.0, 2.0)] * 5)
     alike, more = (next(ms for *at, ms in each.pass_ms if at == [8, 8, 1000]) for each in (found, both))
     assert more == pytest.approx(2.0 * table.a_pass(8, 8, 1000), rel=0.01) and alike < more
