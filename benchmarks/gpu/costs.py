@@ -20,6 +20,7 @@ _TREES = {  # by batch
 }
 PACED = (1, 16)  # batches whose steps are timed by the clock too
 _CONTEXT = 256
+_PROMPT_ROWS = 8192  # in one step, the engine's default on a GPU
 
 Found = Mapping[str, list[dict[str, Any]]]
 
@@ -51,7 +52,8 @@ def table_of(found: Found, machine: str, arguments: list[str]) -> CostTable:
     rounds = CostTable(passes)
     paced = [(row["batch"], row["step_ms"]) for row in found.get("paced", ())]
     rests = [(batch, round(max(0.0, ms - rounds.a_pass(batch, batch, _CONTEXT)), 4)) for batch, ms in paced]
-    return CostTable(passes, drafts, rests, machine, shlex.join(["python", "-m", "benchmarks.gpu", *arguments]))
+    command = shlex.join(["python", "-m", "benchmarks.gpu", *arguments])
+    return CostTable(passes, drafts, rests, machine, command, _PROMPT_ROWS, rounds=True)
 
 
 def _name(spec: str) -> str:

@@ -4,8 +4,9 @@
     draft_ms: {drafter: [[nodes, sequences, ms], ...]}   a proposal for all sequences
     other_ms: [[sequences, ms], ...]   the rest of a step: scheduling, emitting
 
-A pass costs R(rows) + a * sequences * context + b * rows * context: weights and GEMMs by rows, reading K/V, attention.
-R is known at the measured numbers of rows and linear between them; all is fitted together by least squares.
+A pass costs R(rows) + s * sequences + a * sequences * context + b * rows * context: weights and GEMMs by rows, what is
+done for each sequence, reading K/V, attention. R is known at the measured numbers of rows and linear between them; all
+is fitted together by least squares.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from slipstream.errors import CorruptFile, OptionError
 
 FORMAT, VERSION = "slipstream-costs", 1
 PLAIN, _POLICY = "none", "auto"
+_BEYOND = 1.5  # times the longest context that was measured
 
 Json = dict[str, Any]
 
@@ -36,6 +38,9 @@ class CostTable:
     other_ms: list[tuple[int, float]] = field(default_factory=list)  # sequences, milliseconds
     machine: str = ""
     command: str = ""  # that measured it
+    prompt_rows: int = 512  # of all prompts in one pass, at most
+    prompt_row: float = 1.0  # what a row of a prompt costs, in rows of trees
+    rounds: bool = False  # steps run on the device in bursts (docs/gpu.md)
 
     def __post_init__(self) -> None:
         if not self.pass_ms:
@@ -44,32 +49,33 @@ class CostTable:
         self._fit()
 
     def _fit(self) -> None:
-        """R at each measured number of rows, and the two costs of context, none of them negative."""
+        """R at each measured number of rows, and the costs of sequences and context, none of them negative."""
         points = np.array(self.pass_ms, float)
         rows, sequences, context, ms = points.T
         place = np.searchsorted(self._knots, rows)
-        basis = np.zeros((len(points), len(self._knots) + 2))
+        basis = np.zeros((len(points), len(self._knots) + 3))
         basis[np.arange(len(points)), place] = 1.0
-        basis[:, -2], basis[:, -1] = sequences * context, rows * context
+        basis[:, -3], basis[:, -2], basis[:, -1] = sequences, sequences * context, rows * context
         kept = np.ones(basis.shape[1], bool)
-        for index in (-2, -1):  # a cost that no two contexts tell apart, or that noise makes negative, is left out
-            if len(np.unique(context)) == 1:
-                kept[index] = False
+        # A cost that the points do not tell apart from R, or that noise makes negative, is left out.
+        kept[-3] = len({(r, s) for r, s, *_ in self.pass_ms}) > len(self._knots)
+        kept[-2:] = len(np.unique(context)) > 1
         while True:
             # Relative errors count: a pass of 4 ms is not to be fitted at the expense of one of 400.
             found, *_ = np.linalg.lstsq(basis[:, kept] / ms[:, None], np.ones(len(ms)), rcond=None)
             whole = np.zeros(basis.shape[1])
             whole[kept] = found
-            negative = [index for index in (-2, -1) if whole[index] < 0]
+            negative = [index for index in (-3, -2, -1) if whole[index] < 0]
             if not negative:
                 break
-            kept[min(negative, key=lambda index: whole[index])] = False
-        self._by_rows = np.maximum.accumulate(np.maximum(whole[:-2], 0.0))
-        self._by_sequence, self._by_row = float(whole[-2]), float(whole[-1])
+            kept[min(negative, key=lambda index: whole[index] * basis[:, index].max())] = False
+        self._by_rows = _rising(np.maximum(whole[:-3], 0.0).tolist(), np.bincount(place).tolist())
+        self._a_sequence, self._by_sequence, self._by_row = map(float, whole[-3:])
 
     def a_pass(self, rows: float, sequences: int, context: float) -> float:
         """Milliseconds of a pass."""
-        return self._r(rows) + context * (self._by_sequence * sequences + self._by_row * rows)
+        by_context = self._by_sequence * sequences + self._by_row * rows
+        return self._r(rows) + self._a_sequence * sequences + context * by_context
 
     def _r(self, rows: float) -> float:
         knots, values = self._knots, self._by_rows
@@ -116,9 +122,9 @@ class CostTable:
     def covers(self, rows: float, sequences: int, context: float) -> bool:
         """Whether a pass lies within what was measured; outside, its cost is a continuation of the fit."""
         points = np.array(self.pass_ms, float)
-        return bool(
-            rows <= points[:, 0].max() and sequences <= points[:, 1].max() and context <= 1.5 * points[:, 2].max()
-        )
+        most_rows, most_sequences, longest, _ = points.max(axis=0)
+        read = sequences * context <= _BEYOND * (points[:, 1] * points[:, 2]).max()  # K/V of all sequences
+        return bool(rows <= most_rows and sequences <= most_sequences and context <= _BEYOND * longest and read)
 
     def as_dict(self) -> Json:
         """Plain data."""
@@ -130,7 +136,21 @@ class CostTable:
             "pass_ms": [list(point) for point in self.pass_ms],
             "draft_ms": {name: [list(point) for point in points] for name, points in self.draft_ms.items()},
             "other_ms": [list(point) for point in self.other_ms],
+            "prompt_rows": self.prompt_rows,
+            "prompt_row": self.prompt_row,
+            "rounds": self.rounds,
         }
+
+
+def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """The nearest sequence that never falls: neighbours that do have their mean (isotonic regression)."""
+    pools: list[tuple[float, int, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (one, much, some), (other, more, others) = pools[-2:]
+            pools[-2:] = [((one * much + other * more) / (much + more), much + more, some + others)]
+    return [value for value, _, count in pools for _ in range(count)]
 
 
 def shipped() -> list[str]:
@@ -168,6 +188,9 @@ def costs_of(data: Mapping[str, Any]) -> CostTable:
             other_ms=[(int(s), float(ms)) for s, ms in data.get("other_ms", [])],
             machine=str(data.get("machine", "")),
             command=str(data.get("command", "")),
+            prompt_rows=int(data.get("prompt_rows", CostTable.prompt_rows)),
+            prompt_row=float(data.get("prompt_row", CostTable.prompt_row)),
+            rounds=bool(data.get("rounds", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptFile(f"a table of costs has a wrong entry: {error}") from None

@@ -1,4 +1,4 @@
-"""Measures the costs of this machine: passes directly, drafts and the rest from the counters of measured answers."""
+"""Measures the costs of this machine: passes of all shapes alone, and real steps, by which they are scaled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,52 +14,94 @@ import torch
 
 from slipstream.attention import Segment
 from slipstream.bench.cost_table import CostTable
-from slipstream.bench.measure import Answer
-from slipstream.bench.schedule import PLAIN, Condition
+from slipstream.bench.measure import Run
+from slipstream.bench.real_steps import RealStep, real_steps, usual
+from slipstream.bench.traces import TracedAnswer
 from slipstream.cache import PageTable
 from slipstream.llm import LLM
 from slipstream.native.machine import cpu_model
 
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SEQUENCES = (1, 4, 16)
 _CONTEXTS = (128, 1024)
-_PROMPTS = "prompts"  # beside the names of settings
+_PASSES_SHARE = 0.3  # of the time, for passes alone
+_LEAST_STEPS = 5  # of a setting with so many sequences, for a median
 _LEAST_PACE = 0.2
+_PROMPT_ROWS = 32  # and more: prompts that were not in the cache
 _ROUNDS = 5  # the fastest half counts: other programs only slow a pass down
 
 
-def measure_costs(llm: LLM, answers: Sequence[Answer], conditions: Sequence[Condition], seconds: float) -> CostTable:
-    """The table of this machine. Passes are measured for at most about `seconds`, each at least twice."""
-    passes = llm.on_engine(lambda: _passes(llm, seconds))
-    drafts, others = _counted(answers, conditions)
+def measure_costs(run: Run, seconds: float) -> CostTable:
+    """The table of this machine: passes alone for some of the time, then real steps, which say what they take there."""
+    llm = run.llm
+    passes = llm.on_engine(lambda: _passes(llm, _PASSES_SHARE * seconds))
+    steps = real_steps(run, (1 - _PASSES_SHARE) * seconds)
     where = torch.cuda.get_device_name(llm.model.device) if llm.model.device != "cpu" else cpu_model()
     what = f"{llm.model.name}, {str(llm.model.dtype).removeprefix('torch.')}, {where}"
-    table = CostTable(passes, drafts, others, what, "slipstream bench --trace")
-    alone = [answer for answer in answers if conditions[answer.condition].batch == 1]
-    return replace(table, pass_ms=paced(table, alone))
+    rows = llm.engine.scheduler.prompt_rows
+    table = CostTable(passes, drafts_of(steps, run.traces or []), [], what, "slipstream bench --trace", rows)
+    return paced(table, steps)
 
 
-def paced(table: CostTable, answers: Sequence[Answer]) -> list[tuple[int, int, int, float]]:
-    """The passes of a table, as long as they take in the real steps of answers at batch 1.
+def drafts_of(
+    steps: Sequence[RealStep], traced: Sequence[TracedAnswer] = ()
+) -> dict[str, list[tuple[int, int, float]]]:
+    """Milliseconds of drafts by setting, nodes and sequences; of a setting that hardly drafted there, as traced."""
+    groups: dict[tuple[str, int], list[RealStep]] = defaultdict(list)
+    for step in steps:
+        if step.drafting and not step.prompt_rows:
+            groups[step.setting, step.sequences].append(step)
+    found: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    for (setting, sequences), group in groups.items():
+        if len(group) >= _LEAST_STEPS:
+            nodes, ms = usual(group)
+            found[setting].append((round(nodes), sequences, round(ms, 4)))
+    known = set(found)
+    for answer in traced:
+        nodes_of = [len(step.parents) for step in answer.steps if step.parents]
+        if nodes_of and answer.setting not in known:
+            found[answer.setting].append((round(statistics.mean(nodes_of)), 1, round(answer.draft_ms, 4)))
+    return dict(found)
 
-    Alone, a pass finds its weights still in caches, and nobody reads what it gives. How much longer it takes in a step
-    is known for the rows of plain steps, of each setting's trees and of prompts, and taken in between for the others.
+
+def paced(table: CostTable, steps: Sequence[RealStep]) -> CostTable:
+    """A table whose passes take as long as they do in real steps, with all of a step but its draft.
+
+    Alone, a pass finds its weights in caches, its trees are chains, and nobody verifies or emits what it gives. How
+    much longer a step takes is known by sequences, for the rows of each setting's steps, and taken in between for
+    others. Of prompts most rows give no logits.
     """
-    ratios: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for answer in answers:
-        stats, prompt = answer.stats, answer.prompt_tokens
-        if stats.prefill_ms > 0:
-            ratios[_PROMPTS].append((prompt, stats.prefill_ms / table.a_pass(prompt, 1, prompt / 2)))
-        if stats.steps > 1:
-            rows, context = 1 + stats.drafted / stats.steps, prompt + len(answer.token_ids) / 2
-            ms = (stats.decode_ms - stats.draft_ms) / (stats.steps - 1) - table.other(1)
-            ratios[answer.setting].append((rows, ms / table.a_pass(rows, 1, context)))
-    found = sorted(tuple(map(statistics.median, zip(*each, strict=True))) for each in ratios.values())
-    if not found:
-        return table.pass_ms
-    known, times = np.log([rows for rows, _ in found]), [max(ratio, _LEAST_PACE) for _, ratio in found]
-    pace = np.interp([math.log(rows) for rows, *_ in table.pass_ms], known, times).tolist()
-    return [(*shape[:3], round(by * shape[3], 4)) for shape, by in zip(table.pass_ms, pace, strict=True)]
+    ratios: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for step in steps:
+        if not step.prompt_rows:
+            alone = table.a_pass(step.rows, step.sequences, step.context)
+            ratios[step.sequences][step.setting].append((step.rows, (step.ms - step.draft_ms) / alone))
+    known = {
+        sequences: [pairs for pairs in by_setting.values() if len(pairs) >= _LEAST_STEPS]
+        for sequences, by_setting in sorted(ratios.items())
+    }
+    curves = {sequences: sorted(map(_middle, groups)) for sequences, groups in known.items() if groups}
+    if not curves:
+        return table
+    found = replace(table, pass_ms=[(r, s, c, round(ms * _pace(curves, r, s), 4)) for r, s, c, ms in table.pass_ms])
+    prompts = [
+        step.ms / found.a_pass(step.rows, 1, step.rows / 2) for step in steps if step.prompt_rows >= _PROMPT_ROWS
+    ]
+    return replace(found, prompt_row=round(statistics.median(prompts), 4)) if prompts else found
+
+
+def _middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    rows, ratios = zip(*pairs, strict=True)
+    return statistics.median(rows), max(statistics.median(ratios), _LEAST_PACE)
+
+
+def _pace(curves: Mapping[int, Sequence[tuple[float, float]]], rows: int, sequences: int) -> float:
+    """Between what is known for the next fewer and the next more sequences."""
+    known = [
+        np.interp(math.log(rows), np.log([each for each, _ in curve]), [ratio for _, ratio in curve])
+        for curve in curves.values()
+    ]
+    return float(np.interp(math.log(sequences), np.log(list(curves)), known))
 
 
 def _passes(llm: LLM, seconds: float) -> list[tuple[int, int, int, float]]:
@@ -70,7 +112,7 @@ def _passes(llm: LLM, seconds: float) -> list[tuple[int, int, int, float]]:
         for rows in _ROWS
         for sequences in _SEQUENCES
         for context in _CONTEXTS
-        if rows >= sequences and (sequences == 1 or rows < _ROWS[-1]) and context + rows < llm.max_model_len
+        if rows >= sequences and context + rows < llm.max_model_len
     ]
     tables = [PageTable() for _ in range(max(_SEQUENCES))]
     room = max(context + rows // sequences for rows, sequences, context in shapes)
@@ -109,24 +151,3 @@ def _run(llm: LLM, tables: Sequence[PageTable], rows: int, sequences: int, conte
 
 def _usual(times: Sequence[float]) -> float:
     return statistics.median(sorted(times)[: (len(times) + 1) // 2])
-
-
-def _counted(
-    answers: Sequence[Answer], conditions: Sequence[Condition]
-) -> tuple[dict[str, list[tuple[int, int, float]]], list[tuple[int, float]]]:
-    """Milliseconds of drafts by drafter, nodes and sequences, and of the rest of a step by sequences: medians."""
-    drafts: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
-    others: dict[int, list[float]] = defaultdict(list)
-    for answer in answers:
-        condition, stats = conditions[answer.condition], answer.stats
-        batch = condition.batch
-        if stats.steps > 1:
-            others[batch].append(batch * stats.other_ms / stats.steps)  # counters have a sequence's share of a step
-        if answer.setting != PLAIN and stats.drafting_steps:
-            key = answer.setting, condition.nodes or 0, batch
-            drafts[key].append((stats.drafted / stats.drafting_steps, batch * stats.draft_ms / stats.drafting_steps))
-    found: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
-    for (name, _, batch), pairs in drafts.items():
-        nodes, ms = (statistics.median(column) for column in zip(*pairs, strict=True))
-        found[name].append((round(nodes), batch, round(ms, 4)))
-    return dict(found), [(batch, round(statistics.median(each), 4)) for batch, each in sorted(others.items())]

@@ -77,7 +77,7 @@ def _save_traces(run: Run, limits: Limits) -> None:
     """Write the traces with this machine's costs."""
     assert limits.trace is not None and run.traces is not None
     seconds = max(1.0, limits.deadline - _RESERVE_S - time.monotonic())
-    costs = measure_costs(run.llm, run.answers, run.conditions, seconds)
+    costs = measure_costs(run, seconds)
     save_traces(Traces({"model": run.llm.model.name, "costs": costs.as_dict()}, run.traces), limits.trace)
 
 
