@@ -21,6 +21,7 @@ from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.progress import TimeBar
 from slipstream.commands.shared.terminal import note, passing
 from slipstream.drafters.registry import DEFAULT, parse_speculate
+from slipstream.errors import OptionError
 from slipstream.llm import LLM
 
 _LEARNS = "shared"  # the option of drafters that remember earlier answers
@@ -90,6 +91,9 @@ def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> LLM
     make_verifier(setup.verifier)
     if setup.threads is not None:
         torch.set_num_threads(checks.integer("threads", setup.threads, 1))
+    for condition in asked:
+        if len({condition.setting(name) for name in settings}) < len(settings):
+            raise OptionError(f"with {condition.nodes} nodes, two settings are the same", hint="leave one of them out")
     loaded = list(dict.fromkeys(condition.setting(name) for condition in asked for name in settings))
     for name in loaded:
         fetch_models(setup.model, parse_speculate(name))
