@@ -126,6 +126,9 @@ _SHOWN = ("median", "p99")
 
 def show_comparison(compared: Json) -> None:
     """Two runs side by side."""
+    if "loads" in compared:
+        _show_compared_loads(compared)
+        return
     plain = compared["plain"]
     say(f"{compared['prompts']} prompts in common", "title")
     rows = [
@@ -134,9 +137,25 @@ def show_comparison(compared: Json) -> None:
     show_table(["setting", "first", "second", "second / first"], rows, right=[1, 2, 3])
     change = 100 * (plain["change"][0] - 1)
     say(f"\nplain decoding: {plain['first_tok_s']:.1f} and {plain['second_tok_s']:.1f} tok/s ({change:+.1f}%)")
-    for row in compared["settings"]:
-        say(row["verdict"], "bold")
-    for line in compared["notes"]:
+    _conclude([row["verdict"] for row in compared["settings"]], compared["notes"])
+
+
+def _show_compared_loads(compared: Json) -> None:
+    names = {"tok_s": "tok/s", "ttft_ms": "TTFT ms", "tpot_ms": "TPOT ms"}
+    rows = [
+        [row["load"], names[name], f"{each['first']:.1f}", f"{each['second']:.1f}", _speedup(each["change"])]
+        for row in compared["loads"]
+        for name, each in row["figures"].items()
+    ]
+    show_table(["load", "mean", "first", "second", "second / first"], rows, right=[2, 3, 4])
+    say("")
+    _conclude([verdict for row in compared["loads"] for verdict in row["verdicts"]], compared["notes"])
+
+
+def _conclude(verdicts: Sequence[str], notes: Sequence[str]) -> None:
+    for verdict in verdicts:
+        say(verdict, "bold")
+    for line in notes:
         say(f"note: {line}", "dim")
 
 
