@@ -33,7 +33,7 @@ def _show_settings(figures: Json) -> None:
     """One line per setting, over all categories."""
     priced = any("cost_per_million_tokens" in (each[_ALL] or {}) for each in figures.values())
     headers = ["setting", "tok/s", "speed-up", "95% interval", "decode", "tokens/step", "break-even", "acc. length"]
-    headers += ["TTFT ms", "TPOT ms", "E2E p50", "p95", "identical"] + ["per 1M tokens"] * priced
+    headers += ["TTFT ms", "TPOT ms", "ITL p50", "p99", "E2E p50", "p95", "identical"] + ["per 1M tokens"] * priced
     rows = []
     for setting, by_category in figures.items():
         each = by_category[_ALL]
@@ -51,6 +51,8 @@ def _show_settings(figures: Json) -> None:
                 f"{each['acceptance_length']:.2f}",
                 _percentile(each["ttft_ms"], "p50"),
                 _percentile(each["tpot_ms"], "p50", 1),
+                _percentile(each["itl_ms"], "p50", 1),
+                _percentile(each["itl_ms"], "p99", 1),
                 _percentile(each["e2e_ms"], "p50"),
                 _percentile(each["e2e_ms"], "p95"),
                 f"{each['identical']['answers']}/{each['identical']['of']}",
