@@ -84,7 +84,7 @@ def demo(
     compared = []
     for number, prompt in enumerate(PROMPTS, 1):
         with passing(f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."):
-            compared.append(_compare(llm, prompt, spec, params))
+            compared.append(compare(llm, prompt, spec, params))
         if not as_json:
             _print_one(prompt, compared[-1])
     report = _report(setup, spec, llm, compared)
@@ -110,7 +110,8 @@ def _encode(llm: LLM, prompt: DemoPrompt) -> list[int]:
     return llm.tokenizer.encode(prompt.text)
 
 
-def _compare(llm: LLM, prompt: DemoPrompt, spec: DrafterSpec, params: SamplingParams) -> Comparison:
+def compare(llm: LLM, prompt: DemoPrompt, spec: DrafterSpec, params: SamplingParams) -> Comparison:
+    """Answer a prompt both ways, in turns."""
     prompt_ids = _encode(llm, prompt)
     plain: list[Completion] = []
     speculative: list[Completion] = []
