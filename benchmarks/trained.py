@@ -87,9 +87,7 @@ def rows(drafters: list[str], asked: list[tuple[str, str]], answered: list[dict[
                 worst[name] = min(worst[name], ratio)
     found = []
     for name in drafters:
-        speedups = {
-            task: totals[PLAIN][task].ms_per_token / total.ms_per_token for task, total in totals[name].items()
-        }
+        speedups = {task: totals[PLAIN][task].ms_per_token / total.ms_per_token for task, total in totals[name].items()}
         whole = totals[name]["all"]
         found.append(Row(name, speedups.pop("all"), speedups, worst[name], whole.emitted / whole.steps, same[name]))
     return found

@@ -95,14 +95,15 @@ def _verdict(what: str, change: Interval, *, more_is_better: bool) -> str:
 
 def _notes(first: Json, second: Json) -> list[str]:
     """What else differs between the runs."""
-    found = [f"{key}: {first.get(key)} and {second.get(key)}" for key in ("url",) if first.get(key) != second.get(key)]
-    a, b = first["model"]["name"], second["model"]["name"]
-    found += [f"model: {a} and {b}"] if a != b else []
-    a, b = first.get("arguments", {}), second.get("arguments", {})
-    names = ("prompts", "tokens", "requests")
-    return found + [f"{name}: {a.get(name)} and {b.get(name)}" for name in names if a.get(name) != b.get(name)]
+    a, b = (
+        {"url": each["url"], "model": each["model"]["name"]}
+        | {name: each.get("arguments", {}).get(name) for name in ("prompts", "tokens", "requests")}
+        for each in (first, second)
+    )
+    return [f"{name}: {a[name]} and {b[name]}" for name in a if a[name] != b[name]]
 
 
 def _failures(both: Sequence[tuple[Json, Json]]) -> list[str]:
     """Requests that failed are in no figure."""
-    return [f"{a['load']}: {a['failed']} and {b['failed']} requests failed" for a, b in both if a["failed"] + b["failed"]]
+    failed = [(a["load"], a["failed"], b["failed"]) for a, b in both]
+    return [f"{load}: {one} and {other} requests failed" for load, one, other in failed if one + other]

@@ -46,8 +46,8 @@ class Encoder:
         """Token ids as they are."""
         if prompt.tokenizer and prompt.tokenizer != fingerprint(self._tokenizer, len(self._tokenizer)):
             raise PromptError(f"{prompt.name} was captured from a model with another tokenizer")
-        if max(prompt.ids) >= len(self._tokenizer):
-            raise PromptError(f"{prompt.name}: token {max(prompt.ids)} is not one of the model's {len(self._tokenizer)}")
+        if (highest := max(prompt.ids)) >= len(self._tokenizer):
+            raise PromptError(f"{prompt.name}: token {highest} is not one of the model's {len(self._tokenizer)}")
         if context is not None and len(prompt.ids) < context:
             raise PromptError(f"{prompt.name}: token ids cannot be filled up", hint="leave out --context")
         return list(prompt.ids)

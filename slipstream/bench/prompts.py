@@ -8,7 +8,7 @@ A line of a `.jsonl` file is a text, or an object that is recognised by its keys
     prompt ...  as token ids         the same; a list of texts or of ids is as many prompts
     body                             any of these, as in a line of an OpenAI batch
     turns                            Spec-Bench and MT-bench: asked one after the other, each after the previous answer
-    prompt                           vLLM's `custom` format (with `output_tokens`; -1: not said), HumanEval (with `task_id`)
+    prompt                           vLLM's `custom` format (with `output_tokens`), HumanEval (with `task_id`)
     question, instruction, text      a text
 
 `category` may stand beside any of them. Other keys of a request body are honoured or refused; those of the other

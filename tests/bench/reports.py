@@ -13,11 +13,17 @@ import pytest
 from slipstream.models.decoder import Decoder
 from tests.invoking import invoke
 
+PHRASE = "(the quick brown fox jumps over the lazy dog )+"  # what an answer repeats if its prompt says so
 
-def measured(model: str, folder: Path, *options: str, tokens: int, minutes: float) -> dict[str, Any]:
-    """The results of `slipstream bench` on eight prompts of two categories."""
+
+def measured(model: str, folder: Path, *options: str, tokens: int, minutes: float, **asked: object) -> dict[str, Any]:
+    """The results of `slipstream bench` on eight prompts of two categories; `asked`: more fields of their lines."""
     file = folder / "mine.jsonl"
-    lines = [{"prompt": f"The quick <b>brown</b> {n}", "category": kind} for kind in ("a", "b & c") for n in range(4)]
+    lines = [
+        {"model": "m", "prompt": f"The quick <b>brown</b> {n}", "category": kind, **asked}
+        for kind in ("a", "b & c")
+        for n in range(4)
+    ]
     file.write_text("\n".join(map(json.dumps, lines)))
     done = invoke("bench", "-m", model, "--prompts", str(file), "--tokens", str(tokens), "--minutes", str(minutes),
                   "-o", str(folder), *options)  # fmt: skip
@@ -28,7 +34,7 @@ def measured(model: str, folder: Path, *options: str, tokens: int, minutes: floa
 
 
 def decided(model: str, folder: Path) -> dict[str, Any]:
-    """A run of `auto` where passes take so long that drafting pays: it decides to draft."""
+    """A run of `auto` on answers that repeat a phrase, where passes take long: it drafts, and is right."""
     forward: Callable[..., Any] = Decoder.forward
 
     def slowly(*args: Any, **named: Any) -> Any:
@@ -37,7 +43,8 @@ def decided(model: str, folder: Path) -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "forward", slowly)
-        return measured(model, folder, "--speculate", "auto", tokens=100, minutes=0.1)
+        regex = {"structured_outputs": {"regex": PHRASE}}
+        return measured(model, folder, "--speculate", "auto", tokens=100, minutes=0.1, **regex)
 
 
 SWEEPS = ("--speculate", "suffix", "--speculate", "ngram", "--batch", "1,2", "--context", "100,200",

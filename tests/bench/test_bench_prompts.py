@@ -104,7 +104,7 @@ def test_variables_of_the_template_are_used_or_refused(byte_level: Tokenizer) ->
     knows = Tokenizer(byte_level._backend, chat_template=template)
     assert knows.decode(Encoder(knows).encode(prompt)) == "lowHi"
     for refused in (Tokenizer(byte_level._backend, chat_template=template[23:]), Tokenizer(byte_level._backend)):
-        with pytest.raises(PromptError, match="a: .*chat template"):
+        with pytest.raises(PromptError, match=r"a: .*chat template"):
             Encoder(refused).encode(prompt)
 
 

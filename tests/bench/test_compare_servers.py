@@ -75,13 +75,15 @@ def test_loads_are_compared_by_name() -> None:
     with pytest.raises(OptionError, match="one result is of a server"):
         compare_results(measured(1), {"settings": [], "answers": []})
     other = copy.deepcopy(measured(1)) | {"url": "http://y", "model": {"name": "n"}, "arguments": {"tokens": 9}}
-    assert compare_results(measured(1), other)["notes"] == ["url: http://x and http://y", "model: m and n", "tokens: 20 and 9"]
+    notes = ["url: http://x and http://y", "model: m and n", "tokens: 20 and 9"]
+    assert compare_results(measured(1), other)["notes"] == notes
 
 
 def test_the_verb_compares_servers(tmp_path: Path) -> None:
     with serving(tokens=4, first=0.01, gap=0.005) as server:
         for name in ("a", "b"):
-            done = invoke("bench", "--url", server.url, "--concurrency", "2", "--requests", "12", "-o", str(tmp_path / name))
+            line = ["bench", "--url", server.url, "--concurrency", "2", "--requests", "12", "-o", str(tmp_path / name)]
+            done = invoke(*line)
             assert done.exit_code == 0, done.output
     compared = invoke("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
     assert compared.exit_code == 0, compared.output

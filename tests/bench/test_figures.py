@@ -22,7 +22,7 @@ def plain(prompt: int, tokens: int, step: float = 10.0) -> Answer:
 
 
 def drafted(prompt: int, chunks: tuple[Chunk, ...], **counted: int) -> Answer:
-    """A setting's answer: its first chunk is the prompt's step, of 2 ms each decode step takes to draft, 1 to select."""
+    """A setting's answer: the first chunk is the prompt's step; the others take 2 ms to draft and 1 beside."""
     steps, tokens = len(chunks), sum(count for _, count in chunks)
     decode = chunks[-1][0] - chunks[0][0]
     stats = Stats(steps=steps, drafting_steps=steps - 1, emitted=tokens, decoded=tokens - chunks[0][1],

@@ -33,7 +33,8 @@ def test_a_server_takes_a_profile_and_what_it_captures_is_tuned_on(tiny: str, tm
         assert running.stderr is not None
         assert running.stderr.readline().strip() == f"prompts and answers are captured in {kept}, 5 MB at most"
         for number in range(6):
-            body = {"messages": [{"role": "user", "content": f"The quick {number}"}], "max_tokens": 10, "temperature": 0}
+            said = {"role": "user", "content": f"The quick {number}"}
+            body = {"messages": [said], "max_tokens": 10, "temperature": 0}
             answer = httpx.post(url + CHAT, json={**body, "speculate": "suffix:nodes=8"}, timeout=60)
             assert answer.status_code == 200, answer.text
         other = httpx.post(url + CHAT, json={**body, "speculate": "ngram"}, timeout=60)

@@ -25,7 +25,6 @@ from slipstream.errors import OptionError, SlipstreamError
 from slipstream.profiles import read_profile
 from tests.invoking import invoke
 
-
 FACTS = {"model": "m", "fingerprint": "f"}
 BETTER = Interval(1.5, 1.4, 1.6), Interval(1.1, 1.05, 1.2)  # over plain decoding, over auto
 

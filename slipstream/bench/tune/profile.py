@@ -67,7 +67,8 @@ def _shown(speed: Interval) -> str:
 def save_profile(finding: Finding, facts: Facts, path: Path) -> None:
     """Write the profile."""
     lines = ["# made by `slipstream tune`; use it with --profile or LLM(profile=...)"]
-    lines += _pairs({"format": FORMAT, "version": VERSION, "speculate": finding.recommended, "setup": finding.setup, **facts})
+    lines += _pairs({"format": FORMAT, "version": VERSION, "speculate": finding.recommended})
+    lines += _pairs({"setup": finding.setup, **facts})
     for condition, speeds in finding.speedups.items():
         lines += ["", "[[measured]]", *_pairs({"condition": condition, "prompts": finding.prompts})]
         lines += _pairs({"speedup": _bounds(speeds[finding.recommended])})
