@@ -59,16 +59,17 @@ def _values(point: Json) -> dict[str, Column]:
 
 def _throughput(point: Json, good: Sequence[int]) -> Column:
     """Tokens per second in each slice; the tokens of an answer come evenly with its chunks."""
-    slices = np.zeros(_SLICES)
     if not good:
         return np.array([])
+    slices: Column = np.zeros(_SLICES)
     began, seconds = min(point["start_times"]), point["duration"] / _SLICES
     for place in good:
         gaps = point["itls"][place]
         times = point["start_times"][place] - began + point["ttfts"][place] + np.cumsum([0.0, *gaps])
         where = np.minimum(times / seconds, _SLICES - 1).astype(int)
         np.add.at(slices, where, point["output_lens"][place] / len(times))
-    return slices / seconds
+    slices /= seconds
+    return slices
 
 
 def _ratio_of_means(first: Column, second: Column) -> Interval:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import tomllib
 from pathlib import Path
@@ -239,4 +240,5 @@ def test_the_verb_writes_a_profile(tiny: str, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert time.monotonic() - began < 45
     assert f"recommended: {read_profile(out).speculate}" in done.output and f"--profile {out}" in done.output
+    assert re.search(r"\d+ answers, \d+ s left: \d+ settings", done.stderr), "it says every ten seconds how far it is"
     assert invoke("tune", "--budget", "3").exit_code == 2
