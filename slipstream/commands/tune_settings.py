@@ -17,10 +17,8 @@ from slipstream.bench.tune.halving import AUTO, Halving
 from slipstream.bench.tune.profile import advice, save_profile
 from slipstream.bench.tune.progress import TuneProgress
 from slipstream.commands.bench_options import BenchModel
-from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.progress import TimeBar
 from slipstream.commands.shared.terminal import note, passing
-from slipstream.drafters.registry import parse_speculate
 from slipstream.errors import OptionError
 from slipstream.llm import LLM
 from slipstream.native.machine import cpu_model
@@ -40,20 +38,7 @@ def tune_settings(
         torch.set_num_threads(checks.integer("threads", setup.threads, 1))
 
     def opened(settings: list[str]) -> LLM:
-        for name in settings:
-            fetch_models(setup.model, parse_speculate(name))
-        return LLM(
-            setup.model,
-            speculate=None,
-            drafters=settings,
-            verifier=setup.verifier,
-            dtype=setup.dtype,
-            device=setup.device,
-            quantize=setup.quantize,
-            exact=setup.exact,
-            max_model_len=setup.max_model_len,
-            max_num_seqs=max(64, *concurrency),
-        )
+        return setup.opened(settings, max(64, *concurrency))
 
     with passing(f"loading {setup.model} ..."):
         first = opened([PLAIN])
