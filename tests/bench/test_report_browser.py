@@ -81,6 +81,9 @@ def test_a_report_is_whole_on_every_screen(
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (DARK if scheme == "dark" else LIGHT)
         assert page.evaluate("document.documentElement.scrollWidth") == viewport["width"]
         assert too_wide(page) == []
+        if viewport == DESKTOP:
+            tables = "[...document.querySelectorAll('.scroll:has(table)')]"
+            assert page.evaluate(f"{tables}.every(one => one.scrollWidth <= one.clientWidth)")
         drawings = page.locator("svg")
         assert drawings.count() >= 2
         for place in range(drawings.count()):
