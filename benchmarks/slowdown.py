@@ -23,7 +23,7 @@ from typing import Any
 from slipstream.bench.compare import compare_results
 from slipstream.bench.intervals import Interval
 from slipstream.bench.results import load
-from slipstream.commands.bench_tables import show_comparison
+from slipstream.commands.bench.tables import show_comparison
 from slipstream.drafters.registry import drafter_class, parse_speculate
 
 _LOOP = "while True: pass"

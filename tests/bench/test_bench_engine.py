@@ -335,7 +335,7 @@ def test_arguments_of_zero_are_kept() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch", "0"], "--batch: 0 is out of range"),
+        (["--batch", "0"], "batch=0 is out of range"),
         (["--batch", "x"], "--batch 'x' is not a list of numbers"),
         (["--price", "cheap"], "--price 'cheap' is not a price per hour"),
         (["--minutes", "0"], "minutes=0.0 is out of range"),

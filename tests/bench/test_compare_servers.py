@@ -12,8 +12,8 @@ import pytest
 
 from slipstream.bench.compare import compare_results
 from slipstream.errors import OptionError
+from tests.bench.sse_server import serving
 from tests.invoking import invoke
-from tests.sse_server import serving
 
 
 def measured(seed: int, slower: float = 1.0, loads: tuple[str, ...] = ("concurrency 4",)) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import pytest
 
 from slipstream.bench.report.page import render
 from tests.bench.reports import SWEEPS, decided, measured, unlooped
+from tests.bench.sse_server import serving
 from tests.invoking import invoke
-from tests.server.browsing import DESKTOP, PHONE, chromium
-from tests.sse_server import serving
+from tests.server.routes.browsing import DESKTOP, PHONE, chromium
 
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(16, 21, 28)"  # the paper
 
