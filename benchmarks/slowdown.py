@@ -33,14 +33,15 @@ def plant(setting: str, part: float) -> None:
     """Make each step of a setting take so much longer: a draft sleeps a part of the time since the one before it."""
     spec = parse_speculate(setting)
     kind: Any = drafter_class(spec.method).resolve_class(spec.options)
-    propose, last = kind.propose, {"asked": (), "ended": 0.0}
+    propose, before, ended = kind.propose, tuple[Any, ...](), 0.0
 
     def slowly(self: Any, requests: Any) -> Any:
+        nonlocal before, ended
         trees = propose(self, requests)
         asked, now = tuple(request.sequence for request in requests), time.perf_counter()
-        if asked == last["asked"]:  # not the first step of an answer, which waited for its prompt
-            time.sleep(part * (now - float(last["ended"])))
-        last.update(asked=asked, ended=time.perf_counter())
+        if asked == before:  # not the first step of an answer, which waited for its prompt
+            time.sleep(part * (now - ended))
+        before, ended = asked, time.perf_counter()
         return trees
 
     kind.propose = slowly

@@ -12,7 +12,7 @@ from benchmarks.agreement import agreement
 from benchmarks.slowdown import overlap, plant
 from slipstream import LLM, SamplingParams
 from slipstream.bench.intervals import Interval
-from slipstream.drafters.merge import MergeDrafter
+from slipstream.drafters.composites.merge import MergeDrafter
 from slipstream.models.decoder import Decoder
 
 

@@ -35,12 +35,12 @@ def finding(best: str, speed: Interval, over: Interval, auto: Interval | None = 
     return Finding(best, {"batch 1": speeds}, {"batch 1": over}, {"chat": speed}, {best: 1.5}, 8)
 
 
-def slow_down(monkeypatch: pytest.MonkeyPatch, kind: type[Drafter[Any]], seconds: float = 0.02) -> None:
+def slow_down(monkeypatch: pytest.MonkeyPatch, kind: type[Drafter[Any]]) -> None:
     """Each draft takes longer than all passes that it could save."""
     propose = kind.propose
 
     def slowly(self: Any, requests: Any) -> Any:
-        time.sleep(seconds)
+        time.sleep(0.02)
         return propose(self, requests)
 
     monkeypatch.setattr(kind, "propose", slowly)
@@ -69,7 +69,7 @@ def test_heads_of_the_default_model_are_candidates(smollm2_path: Path) -> None:
 
 def test_the_search_keeps_what_is_fast(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three drafters one is slowed down: it is dropped in the first round, and is not recommended."""
-    slow_down(monkeypatch, NgramDrafter, 0.1)  # longer than another program may hold one of the others up
+    slow_down(monkeypatch, NgramDrafter)
     prompts = [
         BenchPrompt(f"{n}", "ab"[n % 2], ({"role": "user", "content": f"The quick brown fox {n}"},)) for n in range(8)
     ]
@@ -89,7 +89,7 @@ def test_the_search_keeps_what_is_fast(tiny: str, monkeypatch: pytest.MonkeyPatc
     assert found.tried["ngram"] < min(found.tried["suffix"], found.tried["lookahead"])
     assert list(found.speedups) == ["batch 1", "batch 2"] and found.prompts >= 2 and told
     assert set(found.methods) == {"suffix", "ngram", "lookahead"}
-    assert shown == sorted(shown) and len(shown) > 10, "something is shown after every turn"
+    assert shown == sorted(shown) and len(shown) >= 6, "two conditions, and methods, sizes and finals at least once"
     fixed, limited, auto = opened[-1][1:]
     assert not fixed.startswith("auto") and limited.startswith("auto:") and auto == "auto"
     assert {f"auto:max_nodes={n}" for n in (4, 8, 16, 32)} < set(opened[1]) and set(opened[1]) <= {"none", *found.tried}

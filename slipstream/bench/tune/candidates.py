@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slipstream.bench.tree_sizes import sized
 from slipstream.drafters import tuned
+from slipstream.drafters.composites.merge import MergeOptions
 from slipstream.drafters.heads import head_checkpoint
-from slipstream.drafters.merge import MergeOptions
 from slipstream.drafters.registry import DEFAULT, DrafterSpec, parse_speculate
 from slipstream.errors import OptionError
 
