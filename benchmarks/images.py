@@ -1,6 +1,6 @@
-"""The pictures of the README: the playground in a browser, and `slipstream demo` in a terminal, both as they are.
+"""The pictures of the documents: the playground and a bench's report in a browser, and `slipstream demo` in a terminal.
 
-    python -m benchmarks.images [--only playground|demo] [--speculate DRAFTER]
+    python -m benchmarks.images [--only playground|demo|report] [--speculate DRAFTER]
 
 Needs Chromium and playwright. What the pictures show was measured while they were taken: close other programs first.
 """
@@ -100,6 +100,21 @@ def demo(browser: Any, speculate: str | None) -> None:
     page.locator("body").screenshot(path=IMAGES / "demo.png")
 
 
+def report(browser: Any, speculate: str | None) -> None:
+    """The beginning of a report: verdicts and speed-ups after three minutes."""
+    chosen = ["--speculate", speculate] if speculate else []
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "slipstream", "bench", *chosen, "-o", folder], cwd=ROOT, check=True)
+        photograph(browser, Path(folder))
+
+
+def photograph(browser: Any, folder: Path) -> None:
+    """The report of a bench that was measured before."""
+    page = browser.new_page(viewport={"width": 1080, "height": 1240}, color_scheme="light")
+    page.goto((folder / "report.html").absolute().as_uri())
+    page.screenshot(path=IMAGES / "report.png")
+
+
 def _in_terminal(command: list[str]) -> str:
     """What a command writes to a terminal. `slipstream` is this copy of it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -141,14 +156,14 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["playground", "demo"])
+    parser.add_argument("--only", choices=["playground", "demo", "report"])
     parser.add_argument("--speculate", help="the drafter (default: that of each command)")
     arguments = parser.parse_args()
     IMAGES.mkdir(exist_ok=True)
     with sync_playwright() as started:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
         browser = started.chromium.launch(executable_path=path, args=_FLAGS)
-        for take in (playground, demo):
+        for take in (playground, demo, report):
             if arguments.only in (None, take.__name__):
                 take(browser, arguments.speculate)
                 print(IMAGES / f"{take.__name__}.png")

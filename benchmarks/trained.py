@@ -57,18 +57,27 @@ class Row:
     identical: bool
 
 
-def measure(llm: LLM, drafters: list[str], asked: list[tuple[str, str]], tokens: int) -> list[Row]:
-    """Answer all questions with all drafters."""
+def answers(llm: LLM, drafters: list[str], asked: list[tuple[str, str]], tokens: int) -> list[dict[str, Output]]:
+    """The answers to all questions, plainly and right after that with each drafter."""
     how = SamplingParams(temperature=0.0, max_tokens=tokens)
-    totals: dict[str, dict[str, Total]] = {name: defaultdict(Total) for name in (PLAIN, *drafters)}
-    worst, same = dict.fromkeys(drafters, float("inf")), dict.fromkeys(drafters, True)
-    for task, text in asked:
+    found = []
+    for _, text in asked:
         outputs = {}
-        for name in totals:
+        for name in (PLAIN, *drafters):
             llm.use(name)
             outputs[name] = llm.chat([{"role": "user", "content": text}], how)[0]
-            totals[name][task].add(outputs[name])
-            totals[name]["all"].add(outputs[name])
+        found.append(outputs)
+    return found
+
+
+def rows(drafters: list[str], asked: list[tuple[str, str]], answered: list[dict[str, Output]]) -> list[Row]:
+    """The figures of each drafter."""
+    totals: dict[str, dict[str, Total]] = {name: defaultdict(Total) for name in (PLAIN, *drafters)}
+    worst, same = dict.fromkeys(drafters, float("inf")), dict.fromkeys(drafters, True)
+    for (task, _), outputs in zip(asked, answered, strict=True):
+        for name, output in outputs.items():
+            totals[name][task].add(output)
+            totals[name]["all"].add(output)
         plain = outputs[PLAIN]
         for name in drafters:
             drafted = outputs[name]
@@ -76,12 +85,12 @@ def measure(llm: LLM, drafters: list[str], asked: list[tuple[str, str]], tokens:
             if plain.stats.decoded > 8:  # answers of a few tokens are too short to time
                 ratio = plain.stats.decode_ms / plain.stats.decoded * drafted.stats.decoded / drafted.stats.decode_ms
                 worst[name] = min(worst[name], ratio)
-    rows = []
+    found = []
     for name in drafters:
-        speedups = {task: totals[PLAIN][task].ms_per_token / found.ms_per_token for task, found in totals[name].items()}
+        speedups = {task: totals[PLAIN][task].ms_per_token / total.ms_per_token for task, total in totals[name].items()}
         whole = totals[name]["all"]
-        rows.append(Row(name, speedups.pop("all"), speedups, worst[name], whole.emitted / whole.steps, same[name]))
-    return rows
+        found.append(Row(name, speedups.pop("all"), speedups, worst[name], whole.emitted / whole.steps, same[name]))
+    return found
 
 
 def main() -> None:
@@ -95,17 +104,17 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     asked = questions(given.questions, given.each)
-    rows = measure(LLM(speculate=None), given.speculate, asked, given.tokens)
+    found = rows(given.speculate, asked, answers(LLM(speculate=None), given.speculate, asked, given.tokens))
     print(
         f"SmolLM2-135M float32, {given.threads} threads, {len(asked)} questions of up to {given.tokens} tokens, greedy"
     )
-    for row in rows:
+    for row in found:
         tasks = ", ".join(f"{task} {ratio:.2f}x" for task, ratio in row.by_task.items())
         text = "every text that of plain decoding" if row.identical else "TEXTS DIFFER"
         print(f"{row.drafter}: {row.overall:.2f}x, {row.tokens_per_step:.2f} tokens per step; {tasks}; ", end="")
         print(f"worst question {row.worst_question:.2f}x; {text}")
     if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        given.json.write_text(json.dumps([asdict(row) for row in found], indent=1))
 
 
 if __name__ == "__main__":

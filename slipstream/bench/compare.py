@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.bench.compare_servers import compare_servers
 from slipstream.bench.condition_table import ALL, LOOPING
 from slipstream.bench.intervals import Bootstrap, Column, Interval
 from slipstream.bench.schedule import PLAIN
@@ -23,7 +24,12 @@ def compare_results(first: Json, second: Json) -> Json:
 
     Changes are those of prompts in common, relative to plain decoding's: what slowed a machine down cancels.
     Plain decoding itself is compared by its tokens per second, which shows whether the machines were alike.
+    Results of servers are compared by load.
     """
+    if ("points" in first) != ("points" in second):
+        raise OptionError("one result is of a server, the other of a model of its own process")
+    if "points" in first:
+        return compare_servers(first, second)
     a, b = _times(first), _times(second)
     settings = [name for name in first.get("settings", []) if name in b and name != PLAIN]
     if not settings:

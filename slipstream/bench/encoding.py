@@ -26,7 +26,7 @@ class Encoder:
     def encode(self, prompt: BenchPrompt, answers: Sequence[str] = (), context: int | None = None) -> list[int]:
         """The ids of a prompt after so many answers to its turns; `context`: filled up to so many tokens."""
         if prompt.ids:
-            return self._captured(prompt, context)
+            return self._given(prompt, context)
         if not prompt.messages:
             ids = self._tokenizer.encode(prompt.text)
             if context is None or len(ids) >= context:
@@ -35,31 +35,37 @@ class Encoder:
         messages = [dict(message) for message in prompt.messages]
         for answer, turn in zip(answers, prompt.turns, strict=False):
             messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
-        ids = self._chat(messages, prompt.tools)
+        ids = self._chat(messages, prompt)
         if context is None or len(ids) + _SLACK >= context:
             return ids
         first = next(message for message in messages if message["role"] == "user")
         first["content"] = self._notes(context - len(ids)) + str(first["content"])
-        return self._chat(messages, prompt.tools)
+        return self._chat(messages, prompt)
 
-    def _captured(self, prompt: BenchPrompt, context: int | None) -> list[int]:
-        if prompt.tokenizer != fingerprint(self._tokenizer, len(self._tokenizer)):
+    def _given(self, prompt: BenchPrompt, context: int | None) -> list[int]:
+        """Token ids as they are."""
+        if prompt.tokenizer and prompt.tokenizer != fingerprint(self._tokenizer, len(self._tokenizer)):
             raise PromptError(f"{prompt.name} was captured from a model with another tokenizer")
+        if (highest := max(prompt.ids)) >= len(self._tokenizer):
+            raise PromptError(f"{prompt.name}: token {highest} is not one of the model's {len(self._tokenizer)}")
         if context is not None and len(prompt.ids) < context:
-            raise PromptError(f"{prompt.name}: captured prompts cannot be filled up", hint="leave out --context")
+            raise PromptError(f"{prompt.name}: token ids cannot be filled up", hint="leave out --context")
         return list(prompt.ids)
 
-    def _chat(self, messages: list[Body], tools: Sequence[Body]) -> list[int]:
-        tokenizer = self._tokenizer
-        if not tokenizer.has_chat_template:
-            return tokenizer.encode("\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in _plain(messages, tools)))
-        if not tools:
-            return tokenizer.encode_chat(messages)
+    def _chat(self, messages: list[Body], prompt: BenchPrompt) -> list[int]:
+        tokenizer, tools, variables = self._tokenizer, prompt.tools, prompt.variables
         try:
-            return tokenizer.encode_chat(messages, tools=list(tools))
-        except OptionError:  # the template has no place for tools: a system message describes them, as clients do then
-            self.tools_as_text = True
-            return tokenizer.encode_chat(_plain(messages, tools))
+            if not tokenizer.has_chat_template and not variables:
+                said = _plain(messages, tools)
+                return tokenizer.encode("\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in said))
+            if tools:
+                try:
+                    return tokenizer.encode_chat(messages, tools=list(tools), **variables)
+                except OptionError:  # no place for tools: a system message describes them, as clients do then
+                    self.tools_as_text = True
+            return tokenizer.encode_chat(_plain(messages, tools) if tools else messages, **variables)
+        except OptionError as error:
+            raise PromptError(f"{prompt.name}: {error.message}", hint=error.hint) from None
 
     def _notes(self, tokens: int) -> str:
         """Text of about so many tokens, from the shipped workload."""

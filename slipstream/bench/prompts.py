@@ -3,8 +3,10 @@
 A line of a `.jsonl` file is a text, or an object that is recognised by its keys:
 
     messages ...                     a conversation, or a whole request body of a chat API (tools and sampling included)
+    input ...                        a request body of `/v1/responses`: the same question to a chat
     prompt ...  with model           a request body of a completion API: plain text, without a chat template
-    body                             either of these, as in a line of an OpenAI batch
+    prompt ...  as token ids         the same; a list of texts or of ids is as many prompts
+    body                             any of these, as in a line of an OpenAI batch
     turns                            Spec-Bench and MT-bench: asked one after the other, each after the previous answer
     prompt                           vLLM's `custom` format (with `output_tokens`), HumanEval (with `task_id`)
     question, instruction, text      a text
@@ -22,6 +24,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.response_bodies import as_chat
 from slipstream.bench.tune.prompts import Dialogue, file_lines, read_entry
 from slipstream.errors import CorruptFile, OptionError, PromptError, SlipstreamError
 from slipstream.text.chat import check_messages
@@ -31,7 +34,9 @@ Body = dict[str, Any]
 
 _REMARKS = {"category", "id", "custom_id", "method", "url", "body"}
 _IDLE = {"model", "stream", "stream_options", "user", "metadata", "store", "service_tier"}  # change no answer
-_WIRE = {"response_format", "prediction", "tool_choice", "parallel_tool_calls"}  # servers spell these in their own way
+_TEMPLATE = {"reasoning_effort", "chat_template_kwargs"}  # variables of a chat template
+# Servers spell these in their own way.
+_WIRE = {"response_format", "prediction", "tool_choice", "parallel_tool_calls", *_TEMPLATE}
 _SAMPLING = {field.name for field in fields(SamplingParams)} - {
     "n",
     "logprobs",
@@ -39,6 +44,7 @@ _SAMPLING = {field.name for field in fields(SamplingParams)} - {
     "speculate",
     "prediction",
 }
+_NOT_SAID = -1  # vLLM's `output_tokens` of a line that leaves its length to the command
 _NAMES = ("custom_id", "id", "task_id", "question_id")
 
 
@@ -54,8 +60,14 @@ class BenchPrompt:
     tools: tuple[Body, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of `SamplingParams` that the line sets
     wire: Mapping[str, Any] = field(default_factory=dict)  # fields that the engine has by other names, or not at all
-    ids: tuple[int, ...] = ()  # a captured prompt, which has neither messages nor text
-    tokenizer: str = ""  # the hash of the tokenizer of `ids`
+    ids: tuple[int, ...] = ()  # a prompt that has neither messages nor text
+    tokenizer: str = ""  # the hash of the tokenizer of `ids`, if it is known
+
+    @property
+    def variables(self) -> Body:
+        """Variables of the chat template."""
+        effort = self.wire.get("reasoning_effort")
+        return {**self.wire.get("chat_template_kwargs", {}), **({"reasoning_effort": effort} if effort else {})}
 
     def body(self) -> Body:
         """The request body that asks for the first answer."""
@@ -97,9 +109,10 @@ def workload() -> list[BenchPrompt]:
     folder = files("slipstream.bench") / "workload"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".jsonl"))
     return [
-        _prompt(name, number, line, "")
+        prompt
         for name in names
         for number, line in enumerate((folder / name).read_text(encoding="utf-8").splitlines(), 1)
+        for prompt in _prompts(name, number, line, "")
     ]
 
 
@@ -115,11 +128,11 @@ def read_file(path: Path) -> list[BenchPrompt]:
         raise PromptError(f"{str(path)!r} has no prompts")
     if path.suffix == ".txt":
         numbered = [(number, json.dumps(line)) for number, line in numbered]
-    return [_prompt(str(path), number, line, path.stem) for number, line in numbered]
+    return [prompt for number, line in numbered for prompt in _prompts(str(path), number, line, path.stem)]
 
 
-def _prompt(file: str, number: int, line: str, category: str) -> BenchPrompt:
-    """The prompt of a line; `category`: if the line names none."""
+def _prompts(file: str, number: int, line: str, category: str) -> list[BenchPrompt]:
+    """The prompts of a line, mostly one; `category`: if the line names none."""
     place = f"{file!r} line {number}"
     try:
         entry = json.loads(line)
@@ -132,7 +145,7 @@ def _prompt(file: str, number: int, line: str, category: str) -> BenchPrompt:
         raise PromptError(f"{place}: {error.message}", hint=error.hint) from None
 
 
-def _recognised(entry: Any, name: str, category: str) -> BenchPrompt:
+def _recognised(entry: Any, name: str, category: str) -> list[BenchPrompt]:
     if isinstance(entry, str):
         entry = {"text": entry}
     if not isinstance(entry, Mapping):
@@ -144,11 +157,18 @@ def _recognised(entry: Any, name: str, category: str) -> BenchPrompt:
     body = entry.get("body", entry)
     if not isinstance(body, Mapping):
         raise PromptError("body is not an object")
-    if "messages" in body or (isinstance(body.get("prompt"), str) and (body is not entry or "model" in body)):
-        return _request(body, name, given)
+    if "input" in body and "instruction" not in body:
+        body = as_chat(body)
+    asked = body.get("prompt")
+    if isinstance(asked, list):
+        several = asked if asked and not isinstance(asked[0], int) else [asked]
+        names = [name] if len(several) == 1 else [f"{name}/{place}" for place in range(len(several))]
+        return [_request({**body, "prompt": one}, n, given) for n, one in zip(names, several, strict=True)]
+    if "messages" in body or (isinstance(asked, str) and (body is not entry or "model" in body)):
+        return [_request(body, name, given)]
     dialogue, limit = read_entry(entry), entry.get("output_tokens")
-    sampling = {} if limit is None else _sampling({"max_tokens": limit})
-    return _asked(dialogue, name, given, sampling)
+    sampling = {} if limit in (None, _NOT_SAID) else _sampling({"max_tokens": limit})
+    return [_asked(dialogue, name, given, sampling)]
 
 
 def _asked(dialogue: Dialogue, name: str, category: str, sampling: Body) -> BenchPrompt:
@@ -158,7 +178,8 @@ def _asked(dialogue: Dialogue, name: str, category: str, sampling: Body) -> Benc
 def _request(body: Mapping[str, Any], name: str, category: str) -> BenchPrompt:
     """A request body; nothing of it is dropped silently."""
     rest = {key: value for key, value in body.items() if key not in _REMARKS | _IDLE and value is not None}
-    messages, text = rest.pop("messages", None), rest.pop("prompt", "")
+    messages, asked = rest.pop("messages", None), rest.pop("prompt", "")
+    text, ids = (asked, ()) if isinstance(asked, str) else ("", _ids(asked))
     tools = rest.pop("tools", [])
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise PromptError("tools is not a list of objects")
@@ -172,10 +193,22 @@ def _request(body: Mapping[str, Any], name: str, category: str) -> BenchPrompt:
     conversation = () if messages is None else tuple(check_messages(messages))
     if conversation and conversation[-1]["role"] == "assistant":
         raise PromptError("the last message is the assistant's, so there is nothing to answer")
-    if not conversation and not text:
+    if not conversation and not text and not ids:
         raise PromptError("the prompt is empty")
+    if not conversation and _TEMPLATE & wire.keys():
+        raise PromptError(f"{', '.join(sorted(_TEMPLATE & wire.keys()))}: a plain prompt has no chat template")
+    if not isinstance(wire.get("chat_template_kwargs", {}), Mapping):
+        raise PromptError("chat_template_kwargs is not an object")
     sampling = _sampling(rest)
-    return BenchPrompt(name, category, conversation, text, (), tuple(tools), sampling, wire)
+    return BenchPrompt(name, category, conversation, text, (), tuple(tools), sampling, wire, ids)
+
+
+def _ids(asked: Any) -> tuple[int, ...]:
+    """Token ids; whether the model has them is known when it is loaded."""
+    whole = isinstance(asked, list) and all(isinstance(token, int) and not isinstance(token, bool) for token in asked)
+    if not whole or min(asked, default=0) < 0:
+        raise PromptError("prompt is neither text nor token ids", hint='as in {"prompt": [1, 2, 3]}')
+    return tuple(asked)
 
 
 def _sampling(given: Body) -> Body:

@@ -50,7 +50,7 @@ def provenance(arguments: Mapping[str, object]) -> Json:
         "commit": _commit(),
         "versions": versions,
         "machine": machine,
-        "arguments": {name: value for name, value in arguments.items() if value not in (None, (), False)},
+        "arguments": {n: v for n, v in arguments.items() if not (v is None or v is False or v == ())},
         "command": sys.argv[1:],
     }
 

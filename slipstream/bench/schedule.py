@@ -11,6 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from slipstream.bench.prompts import BenchPrompt
+from slipstream.bench.tree_sizes import sized
 
 _SEED = 20
 _BASE_SHARE = 3  # times as many prompts as a sweep's condition has the base, which gives the verdicts
@@ -35,8 +36,7 @@ class Condition:
         """A setting under this condition: with the tree size of a sweep."""
         if self.nodes is None or name == PLAIN:
             return name
-        option = _SIZE_OPTIONS.get(name.partition(":")[0], "nodes")
-        return f"{name}{',' if ':' in name.rpartition('+')[2] else ':'}{option}={self.nodes}"
+        return sized(name, self.nodes)
 
     def __str__(self) -> str:
         parts = [f"batch {self.batch}"]
@@ -47,7 +47,6 @@ class Condition:
 
 
 PLAIN = "none"
-_SIZE_OPTIONS = {"auto": "max_nodes"}  # where a tree's size has another name
 
 
 def conditions(

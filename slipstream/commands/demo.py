@@ -85,7 +85,7 @@ def demo(
     for number, prompt in enumerate(PROMPTS, 1):
         doing = f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."
         with temporary_line(doing):
-            compared.append(_compare(llm, prompt, spec, params))
+            compared.append(compare(llm, prompt, spec, params))
         if not as_json:
             _print_one(prompt, compared[-1])
     report = _report(setup, spec, llm, compared)
@@ -111,7 +111,8 @@ def _encode(llm: LLM, prompt: DemoPrompt) -> list[int]:
     return llm.tokenizer.encode(prompt.text)
 
 
-def _compare(llm: LLM, prompt: DemoPrompt, spec: DrafterSpec, params: SamplingParams) -> Comparison:
+def compare(llm: LLM, prompt: DemoPrompt, spec: DrafterSpec, params: SamplingParams) -> Comparison:
+    """Answer a prompt both ways, in turns."""
     prompt_ids = _encode(llm, prompt)
     plain: list[Completion] = []
     speculative: list[Completion] = []

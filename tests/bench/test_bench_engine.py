@@ -20,6 +20,7 @@ from slipstream.bench.figures import figures
 from slipstream.bench.intervals import Interval
 from slipstream.bench.measure import Answer, Run, check_settings
 from slipstream.bench.prompts import BenchPrompt
+from slipstream.bench.results import provenance
 from slipstream.bench.schedule import Condition, Schedule, conditions, stratified
 from slipstream.bench.session import results, run_bench
 from slipstream.bench.verdicts import verdict
@@ -324,6 +325,11 @@ def test_the_verb_writes_results_and_compares_them(tiny: str, tmp_path: Path) ->
     assert some["cost_per_million_tokens"] == pytest.approx(2.5 / 3600 / some["tok_s"][0] * 1e6, rel=1e-3)
     compared = invoke("bench", "compare", str(out), str(out / "results.json"))
     assert compared.exit_code == 0 and "suffix: no difference shown (+0.0%)" in compared.output
+
+
+def test_arguments_of_zero_are_kept() -> None:
+    given = {"precision": 0.0, "temperature": "0", "minutes": 0, "exact": False, "price": None, "speculate": ()}
+    assert provenance(given)["arguments"] == {"precision": 0.0, "temperature": "0", "minutes": 0}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from slipstream.bench.encoding import Encoder
 from slipstream.bench.prompts import BenchPrompt, categories, read_file, workload
-from slipstream.errors import SlipstreamError
+from slipstream.errors import PromptError, SlipstreamError
 from slipstream.text import Tokenizer
 
 KINDS = {
@@ -51,6 +51,25 @@ FORMATS: list[tuple[Any, dict[str, Any]]] = [
     ({"model": "m", "prompt": "Once", "stop": ["."]}, {"text": "Once", "messages": (), "sampling": {"stop": ["."]}}),
     ({"messages": [user("a")], "tools": [{"type": "function"}], "response_format": {"type": "json_object"}},
      {"tools": ({"type": "function"},), "wire": {"response_format": {"type": "json_object"}}}),
+    ({"prompt": "Why?", "output_tokens": -1}, {"messages": (user("Why?"),), "sampling": {}}),
+    ({"prompt": [5, 6, 7], "max_tokens": 4}, {"ids": (5, 6, 7), "messages": (), "sampling": {"max_tokens": 4}}),
+    ({"messages": [user("a")], "reasoning_effort": "low"}, {"variables": {"reasoning_effort": "low"}}),
+    ({"messages": [user("a")], "chat_template_kwargs": {"enable_thinking": False}},
+     {"variables": {"enable_thinking": False}}),
+    ({"model": "m", "input": "Why?", "max_output_tokens": 9, "store": False, "instructions": "Short."},
+     {"messages": ({"role": "system", "content": "Short."}, user("Why?")), "sampling": {"max_tokens": 9}}),
+    ({"body": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+               "reasoning": {"effort": "high"}, "text": {"format": {"type": "json_object"}}}},
+     {"messages": (user("a"),), "variables": {"reasoning_effort": "high"},
+      "wire": {"reasoning_effort": "high", "response_format": {"type": "json_object"}}}),
+    ({"input": [user("a"), {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "1", "output": "3"}],
+      "tools": [{"type": "function", "name": "f", "parameters": {}}]},
+     {"tools": ({"type": "function", "function": {"name": "f", "parameters": {}}},),
+      "messages": (user("a"), {"role": "assistant", "content": "", "tool_calls": [
+          {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+          {"role": "tool", "tool_call_id": "1", "content": "3"})}),
+    ({"instruction": "Add", "input": "1 + 1"}, {"messages": (user("Add\n\n1 + 1"),)}),
 ]  # fmt: skip
 
 
@@ -60,6 +79,33 @@ def test_formats_are_recognised_by_their_keys(tmp_path: Path, line: Any, expecte
     file.write_text(json.dumps(line) + "\n")
     (prompt,) = read_file(file)
     assert {name: getattr(prompt, name) for name in expected} == expected
+
+
+def test_a_list_of_prompts_is_as_many_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": [[1, 2], [3]], "id": "a"}\n{"prompt": ["One", "Two"], "id": "b", "max_tokens": 3}\n')
+    found = read_file(file)
+    assert [(p.name, p.ids, p.text) for p in found] == [
+        ("a/0", (1, 2), ""), ("a/1", (3,), ""), ("b/0", (), "One"), ("b/1", (), "Two"),
+    ]  # fmt: skip
+    assert [p.body() for p in found[1:3]] == [{"prompt": [3]}, {"prompt": "One", "max_tokens": 3}]
+
+
+def test_token_ids_are_sent_to_the_model_as_they_are(byte_level: Tokenizer) -> None:
+    encoder = Encoder(byte_level)
+    assert encoder.encode(BenchPrompt("a", "a", ids=(1, 2, 3))) == [1, 2, 3]
+    with pytest.raises(PromptError, match="token 99999 is not one of the model's"):
+        encoder.encode(BenchPrompt("a", "a", ids=(1, 99999)))
+
+
+def test_variables_of_the_template_are_used_or_refused(byte_level: Tokenizer) -> None:
+    prompt = BenchPrompt("a", "a", (user("Hi"),), wire={"reasoning_effort": "low"})
+    template = "{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    knows = Tokenizer(byte_level._backend, chat_template=template)
+    assert knows.decode(Encoder(knows).encode(prompt)) == "lowHi"
+    for refused in (Tokenizer(byte_level._backend, chat_template=template[23:]), Tokenizer(byte_level._backend)):
+        with pytest.raises(PromptError, match=r"a: .*chat template"):
+            Encoder(refused).encode(prompt)
 
 
 def test_a_text_file_has_a_prompt_per_line(tmp_path: Path) -> None:
@@ -84,6 +130,15 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path: Path) -> None:
         ('{"prompt": "x", "category": 3}', "line 2: category=3 is not a name"),
         ('{"prompt": "x", "output_tokens": 0}', "line 2: max_tokens=0"),
         ('{"body": 3}', "line 2: body is not an object"),
+        ('{"prompt": []}', "line 2: the prompt is empty"),
+        ('{"prompt": [1, -2]}', "line 2: prompt is neither text nor token ids"),
+        ('{"prompt": [[1], [true]]}', "line 2: prompt is neither text nor token ids"),
+        ('{"prompt": [1], "reasoning_effort": "low"}', "line 2: reasoning_effort: a plain prompt has no chat template"),
+        ('{"input": 3}', "line 2: input is neither a text nor a list"),
+        ('{"input": "x", "reasoning": {"summary": "detailed"}}', "line 2: reasoning.summary is not known"),
+        ('{"input": "x", "previous_response_id": "r"}', "line 2: unknown field 'previous_response_id'"),
+        ('{"input": [{"type": "item_reference", "id": "x"}]}', "line 2: input[0]: items of type 'item_reference'"),
+        ('{"input": [{"role": "user", "content": [{"type": "input_image"}]}]}', "line 2: input[0] has a part that is"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:

@@ -16,6 +16,7 @@ from slipstream.bench.report.charts import Point, Series
 from slipstream.bench.report.page import render
 from slipstream.bench.report.svg import Scale, Svg
 from slipstream.bench.report.tree_chart import token_tree
+from tests.bench.reports import SWEEPS, decided, measured, unlooped
 from tests.bench.sse_server import serving
 from tests.invoking import invoke
 
@@ -62,30 +63,11 @@ def checked(page: str) -> Checker:
 @pytest.fixture(scope="module")
 def results(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A real run on a tiny model, with all sweeps."""
-    folder = tmp_path_factory.mktemp("bench")
-    file = folder / "mine.jsonl"
-    lines = [{"prompt": f"The quick <b>brown</b> {n}", "category": kind} for kind in ("a", "b & c") for n in range(4)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    done = invoke("bench", "-m", tiny, "--prompts", str(file), "--tokens", "20", "--minutes", "0.25",
-                  "--speculate", "suffix", "--speculate", "ngram", "--batch", "1,2", "--context", "100,200",
-                  "--temperature", "0,0.9", "--nodes", "2,8", "--price", "1/h", "-o", str(folder))  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert (folder / "report.html").exists()
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
-
-
-def unlooped(results: dict[str, Any]) -> dict[str, Any]:
-    """A tiny random model loops on every prompt: its figures as if it did not."""
-    for condition in results["conditions"]:
-        for each in condition["figures"].values():
-            if each["all"] is None:
-                each["all"], each["looping"] = each["looping"], None
-    return results
+    return measured(tiny, tmp_path_factory.mktemp("bench"), *SWEEPS, tokens=20, minutes=0.25)
 
 
 def test_a_report_is_whole_and_fetches_nothing(results: dict[str, Any]) -> None:
-    page = render(unlooped(json.loads(json.dumps(results))))
+    page = render(unlooped(results))
     titles = checked(page).titles
     assert titles[:3] == ["Verdicts", "Speed-up by category", "Where the time goes"]
     assert {"Under other conditions", "Tree size", "Latency percentiles", "Who wrote it"} <= set(titles)
@@ -93,6 +75,29 @@ def test_a_report_is_whole_and_fetches_nothing(results: dict[str, Any]) -> None:
     assert "<b>brown</b>" not in page and "&lt;b&gt;brown" in page
     assert "prefers-color-scheme: dark" in page and "@media print" in page
     assert len(page) < 400_000
+
+
+def test_itl_is_among_the_latencies(results: dict[str, Any]) -> None:
+    page = render(unlooped(results))
+    each = unlooped(results)["conditions"][0]["figures"]["suffix"]["all"]
+    assert "<h3>Inter-token latency</h3>" in page and "<th>ITL p50</th><th>p99</th>" in page
+    assert f"<td>{each['itl_ms']['p50']:.1f}</td><td>{each['itl_ms']['p99']:.1f}</td>" in page
+
+
+def test_real_answers_of_auto_have_all_their_sections(tiny: str, tmp_path: Path) -> None:
+    """The tree that is drawn, and the decisions, are those of the run."""
+    results = decided(tiny, tmp_path)
+    page = render(unlooped(results))
+    assert {"Acceptance by depth", "A step", "Decisions"} <= set(checked(page).titles)
+    samples = results["samples"]
+    trees = [sample["tree"] for sample in samples if sample["tree"] is not None and sample["tree"]["accepted"]]
+    drawings = [drawing for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if "node root" in drawing]
+    assert len(drawings) == 1
+    sizes = {len(tree["tokens"]) + (tree["own"] is not None) for tree in trees}
+    assert len(re.findall(r'class="node ', drawings[0])) in sizes
+    decisions = page.split("<h2>Decisions")[1].split("</section>")[0]
+    bars = re.findall(r'<rect [^>]*class="fill (?!faint)', decisions)
+    assert len(bars) == sum(len(sample["decisions"]) for sample in [s for s in samples if s["decisions"]][:2]) > 0
 
 
 def test_a_report_without_figures_has_no_charts_but_is_whole(results: dict[str, Any]) -> None:
@@ -105,11 +110,11 @@ def test_a_report_without_figures_has_no_charts_but_is_whole(results: dict[str, 
 
 
 def test_decisions_are_shown_where_there_are_any(results: dict[str, Any]) -> None:
-    assert "Decisions" not in checked(render(unlooped(json.loads(json.dumps(results))))).titles
-    decided = unlooped(json.loads(json.dumps(results)))
+    assert "Decisions" not in checked(render(unlooped(results))).titles
+    shown = unlooped(results)
     step = {"drafters": ["suffix"], "probe": True, "nodes": 4, "tokens": 2, "reason": "suffix promised <much>"}
-    decided["samples"][0]["decisions"] = [step, {**step, "drafters": [], "nodes": 0, "tokens": 1, "probe": False}]
-    page = render(decided)
+    shown["samples"][0]["decisions"] = [step, {**step, "drafters": [], "nodes": 0, "tokens": 1, "probe": False}]
+    page = render(shown)
     assert "Decisions" in checked(page).titles and "suffix promised &lt;much&gt;" in page
 
 

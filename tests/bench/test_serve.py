@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.serve.client import Address, Client, Response
 from slipstream.bench.serve.events import read_answer
-from slipstream.bench.serve.load import Load, Offered, Wire, offer
+from slipstream.bench.serve.load import Load, Offered, Wire, arrivals, offer
 from slipstream.bench.serve.metrics import point, service_levels
 from slipstream.errors import OptionError
 from tests.bench.sse_server import SseServer, serving
@@ -71,6 +74,24 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
         found = offered(server, Load(rate=50.0), prompts(10))
     assert server.most_under_way > 4
     assert len(found.answers) == 10 and found.duration < 2.0
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    """Gaps are exponential, do not depend on each other, and have the mean of the rate."""
+    gaps = np.diff([0.0, *itertools.islice(arrivals(4.0), 20_000)])
+    assert gaps.mean() == pytest.approx(1 / 4.0, rel=0.02)
+    assert stats.kstest(4.0 * gaps, "expon").pvalue > 0.05
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.02
+
+
+def test_an_open_loop_keeps_to_its_rate() -> None:
+    """Requests are sent at times of the clock: what one is late does not make the next ones late."""
+    with serving(tokens=1) as server:
+        found = offered(server, Load(rate=400.0), prompts(400))
+    sent = sorted(answer.started for answer in found.answers)
+    late = [when - sent[0] - (after - first) for when, after, first in zip(
+        sent, arrivals(400.0), itertools.repeat(next(arrivals(400.0))))]  # fmt: skip
+    assert len(sent) == 400 and min(late[-40:]) < 0.1, "sleeping from gap to gap is 0.4 s late by then"
 
 
 def test_no_request_is_sent_after_the_time() -> None:
@@ -181,6 +202,20 @@ def test_the_verb_measures_every_load(tmp_path: Path) -> None:
         alone = json.loads((tmp_path / "out" / f"serve-{load}.json").read_text())
         assert alone == saved["points"][number]
     assert "the client took" in done.output
+
+
+def test_the_verb_measures_rates(tmp_path: Path) -> None:
+    with serving(tokens=2) as server:
+        done = invoke("bench", "--url", server.url, "--rate", "50,100", "--requests", "30", "-o", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert [found["request_rate"] for found in saved["points"]] == [50.0, 100.0]
+    assert [found["max_concurrency"] for found in saved["points"]] == [None, None]
+    for found, rate in zip(saved["points"], (50.0, 100.0), strict=True):
+        first, *_, last = itertools.islice(arrivals(rate), 30)
+        sent = sorted(found["start_times"])
+        assert sent[-1] - sent[0] == pytest.approx(last - first, abs=0.25) and found["completed"] == 30
+        assert json.loads((tmp_path / f"serve-rate-{rate:g}.json").read_text()) == found
 
 
 def test_our_own_server_is_measured(tiny: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ _PARTS = (("first token", "p1"), ("draft", "p2"), ("verify", "p3"), ("other", "p
 _LATENCIES = {
     "ttft_ms": ("Time to first token", "ms from arrival"),
     "tpot_ms": ("Time per output token", "ms per token after the first"),
+    "itl_ms": ("Inter-token latency", "ms between two tokens as a client sees them; 0 within a step"),
     "chunk_gap_ms": ("Gap between deliveries", "ms between two steps; a step delivers several tokens at once"),
     "e2e_ms": ("End to end", "ms from arrival to the last token"),
 }
@@ -184,7 +185,7 @@ def _time_rows(figures: Json) -> list[tuple[str, dict[str, float]]]:
 
 def _table(figures: Json) -> str:
     heads = ["setting", "tok/s", "speed-up", "decode", "tokens/step", "break-even", "acc. length", "rows/step"]
-    heads += ["TTFT p50", "TPOT p50", "E2E p50", "p99", "identical"]
+    heads += ["TTFT p50", "TPOT p50", "ITL p50", "p99", "E2E p50", "p99", "identical"]
     rows = []
     for name, each in figures.items():
         total = each[ALL]
@@ -201,6 +202,8 @@ def _table(figures: Json) -> str:
             f"{total['rows_per_step']:.1f}",
             f"{total['ttft_ms']['p50']:.0f}",
             "" if total["tpot_ms"] is None else f"{total['tpot_ms']['p50']:.1f}",
+            "" if total["itl_ms"] is None else f"{total['itl_ms']['p50']:.1f}",
+            "" if total["itl_ms"] is None else f"{total['itl_ms']['p99']:.1f}",
             f"{total['e2e_ms']['p50']:.0f}",
             f"{total['e2e_ms']['p99']:.0f}",
             f"{total['identical']['answers']}/{total['identical']['of']}",

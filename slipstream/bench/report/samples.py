@@ -33,9 +33,10 @@ def samples(
     if trees:
         best = max(trees, key=lambda each: interest(each["tree"]["parents"], len(each["tree"]["accepted"])))
         tree = best["tree"]
+        own = "; the answer ended there" if tree["own"] is None else ", and one of the model's own (bold frame)"
         note = (
             f"One step of {best['setting']}: {len(tree['tokens']) - 1} tokens drafted as a tree, verified in one pass, "
-            f"{len(tree['accepted'])} accepted (filled), and one of the model's own (bold frame)."
+            f"{len(tree['accepted'])} accepted (filled){own}."
         )
         yield section("A step", note, f'<div class="scroll">{token_tree(tree, kinds)}</div>')
     decided = [each for each in taken if each["decisions"]]

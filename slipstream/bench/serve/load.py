@@ -80,10 +80,11 @@ async def offer(
 
     if load.rate is not None:
         running = []
-        for prompt, wait in zip(prompts, _gaps(load.rate), strict=False):
-            await asyncio.sleep(wait)
-            if time.perf_counter() >= deadline:
+        for prompt, after in zip(prompts, arrivals(load.rate), strict=False):
+            if after >= seconds:
                 break
+            # Until a time of the clock: of sleeps from one arrival to the next, what each is late would add up.
+            await asyncio.sleep(began + after - time.perf_counter())
             running.append(asyncio.create_task(ask(prompt)))
         await asyncio.gather(*running)
     else:
@@ -104,8 +105,9 @@ async def offer(
     return offered
 
 
-def _gaps(rate: float) -> Iterator[float]:
-    """Seconds between arrivals of a Poisson process."""
-    rng = random.Random(_SEED)
+def arrivals(rate: float) -> Iterator[float]:
+    """Seconds from the beginning to each arrival of a Poisson process."""
+    rng, when = random.Random(_SEED), 0.0
     while True:
-        yield rng.expovariate(rate)
+        when += rng.expovariate(rate)
+        yield when

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from slipstream.bench.tree_sizes import sized
 from slipstream.drafters import tuned
+from slipstream.drafters.composites.merge import MergeOptions
 from slipstream.drafters.heads import head_checkpoint
-from slipstream.drafters.registry import parse_speculate
+from slipstream.drafters.registry import DEFAULT, DrafterSpec, parse_speculate
 from slipstream.errors import OptionError
 
 _ALWAYS = ("suffix", "ngram", "lookahead")  # need neither training nor a second model
@@ -16,7 +18,8 @@ _FOUND = "layer_skip"  # only after its own search
 def methods(fingerprint: str, draft_model: str | None = None) -> list[str]:
     """A setting for each method that this model can use, alone and merged with `suffix`."""
     found = list(_ALWAYS)
-    models = [name for name in _HEADS if head_checkpoint.find(name, fingerprint) is not None]
+    known = trained(fingerprint)
+    models = [name for name in _HEADS if name in known]
     models += [f"draft_model:model={draft_model}"] if draft_model is not None else []
     if draft_model is None and head_checkpoint.find("draft_model", fingerprint) is not None:
         models.append("draft_model")
@@ -26,11 +29,20 @@ def methods(fingerprint: str, draft_model: str | None = None) -> list[str]:
 
 
 def sizes(setting: str) -> list[str]:
-    """The setting with other tree sizes, as far as its drafter accepts them."""
-    if "nodes=" in setting:
-        return []
-    joint = "," if ":" in setting.rpartition("+")[2] else ":"
-    return [sized for count in _SIZES if _possible(sized := f"{setting}{joint}nodes={count}")]
+    """The setting with trees of other sizes, as far as its drafter accepts them."""
+    return [each for each in _sized(setting) if each != setting]
+
+
+def limits(setting: str) -> list[str]:
+    """`auto` within limits: it picks among the setting's drafters alone, or from smaller trees."""
+    spec = parse_speculate(setting)
+    options = spec.checked()
+    parts = options.drafters if isinstance(options, MergeOptions) else (spec,)
+    return [str(DrafterSpec(DEFAULT, {"drafters": parts})), *_sized(DEFAULT)]
+
+
+def _sized(setting: str) -> list[str]:
+    return [each for count in _SIZES if _possible(each := sized(setting, count))]
 
 
 def _possible(setting: str) -> bool:
@@ -43,6 +55,6 @@ def _possible(setting: str) -> bool:
     return True
 
 
-def untrained(fingerprint: str) -> bool:
-    """Whether no head was trained for this model."""
-    return all(head_checkpoint.find(name, fingerprint) is None for name in _HEADS)
+def trained(fingerprint: str) -> set[str]:
+    """The heads that were trained for this model."""
+    return {name for name in _HEADS if head_checkpoint.find(name, fingerprint) is not None}

@@ -17,10 +17,10 @@ from slipstream.bench.session import results, run_bench
 from slipstream.bench.traces import Traces
 from slipstream.bench.traces import save as save_traces
 from slipstream.commands.bench.options import BenchModel, Limits, Sweeps, numbers
-from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.progress import TimeBar
 from slipstream.commands.shared.terminal import note, temporary_line
 from slipstream.drafters.registry import DEFAULT, parse_speculate
+from slipstream.errors import OptionError
 from slipstream.llm import LLM
 
 _LEARNS = "shared"  # the option of drafters that remember earlier answers
@@ -90,22 +90,11 @@ def _open(setup: BenchModel, settings: list[str], asked: list[Condition]) -> LLM
     make_verifier(setup.verifier)
     if setup.threads is not None:
         torch.set_num_threads(checks.integer("threads", setup.threads, 1))
+    for condition in asked:
+        if len({condition.setting(name) for name in settings}) < len(settings):
+            raise OptionError(f"with {condition.nodes} nodes, two settings are the same", hint="leave one of them out")
     loaded = list(dict.fromkeys(condition.setting(name) for condition in asked for name in settings))
-    for name in loaded:
-        fetch_models(setup.model, parse_speculate(name))
     batch = max(condition.batch for condition in asked)
     longest = max(condition.context or 0 for condition in asked) + _REQUEST_TOKENS
     with temporary_line(f"loading {setup.model} ..."):
-        return LLM(
-            setup.model,
-            speculate=None,
-            drafters=loaded,
-            verifier=setup.verifier,
-            dtype=setup.dtype,
-            device=setup.device,
-            quantize=setup.quantize,
-            exact=setup.exact,
-            max_model_len=setup.max_model_len,
-            max_num_seqs=max(64, batch),
-            cache_tokens=None if batch * longest <= _CACHE_TOKENS else batch * longest,
-        )
+        return setup.opened(loaded, max(64, batch), None if batch * longest <= _CACHE_TOKENS else batch * longest)

@@ -8,13 +8,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from slipstream.checks import require
 from slipstream.commands.shared.options import Described
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
 from slipstream.models.formats.builtin import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from slipstream.llm import LLM
 
 Number = TypeVar("Number", int, float)
 
@@ -41,6 +44,24 @@ class BenchModel:
         str, Described("how drafts are verified: match, rejection, block, traversal or typical (lossy)")
     ] = "match"
     threads: Annotated[int | None, Described("CPU threads (default: torch's choice)")] = None
+
+    def opened(self, settings: list[str], max_num_seqs: int, cache_tokens: int | None = None) -> LLM:
+        """The model with these settings loaded, after what they need was fetched; nothing drafts unless it is named."""
+        from slipstream.commands.shared.opening import fetch_models
+        from slipstream.drafters.registry import parse_speculate
+        from slipstream.llm import LLM
+
+        for name in settings:
+            fetch_models(self.model, parse_speculate(name))
+        options = ("verifier", "dtype", "device", "quantize", "exact", "max_model_len")
+        return LLM(
+            self.model,
+            speculate=None,
+            drafters=settings,
+            max_num_seqs=max_num_seqs,
+            cache_tokens=cache_tokens,
+            **{name: getattr(self, name) for name in options},
+        )
 
 
 @dataclass(frozen=True)

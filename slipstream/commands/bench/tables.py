@@ -33,7 +33,7 @@ def _show_settings(figures: Json) -> None:
     """One line per setting, over all categories."""
     priced = any("cost_per_million_tokens" in (each[_ALL] or {}) for each in figures.values())
     headers = ["setting", "tok/s", "speed-up", "95% interval", "decode", "tokens/step", "break-even", "acc. length"]
-    headers += ["TTFT ms", "TPOT ms", "E2E p50", "p95", "identical"] + ["per 1M tokens"] * priced
+    headers += ["TTFT ms", "TPOT ms", "ITL p50", "p99", "E2E p50", "p95", "identical"] + ["per 1M tokens"] * priced
     rows = []
     for setting, by_category in figures.items():
         each = by_category[_ALL]
@@ -51,6 +51,8 @@ def _show_settings(figures: Json) -> None:
                 f"{each['acceptance_length']:.2f}",
                 _percentile(each["ttft_ms"], "p50"),
                 _percentile(each["tpot_ms"], "p50", 1),
+                _percentile(each["itl_ms"], "p50", 1),
+                _percentile(each["itl_ms"], "p99", 1),
                 _percentile(each["e2e_ms"], "p50"),
                 _percentile(each["e2e_ms"], "p95"),
                 f"{each['identical']['answers']}/{each['identical']['of']}",
@@ -126,6 +128,9 @@ _SHOWN = ("median", "p99")
 
 def show_comparison(compared: Json) -> None:
     """Two runs side by side."""
+    if "loads" in compared:
+        _show_compared_loads(compared)
+        return
     plain = compared["plain"]
     say(f"{compared['prompts']} prompts in common", "title")
     rows = [
@@ -134,9 +139,25 @@ def show_comparison(compared: Json) -> None:
     show_table(["setting", "first", "second", "second / first"], rows, right=[1, 2, 3])
     change = 100 * (plain["change"][0] - 1)
     say(f"\nplain decoding: {plain['first_tok_s']:.1f} and {plain['second_tok_s']:.1f} tok/s ({change:+.1f}%)")
-    for row in compared["settings"]:
-        say(row["verdict"], "bold")
-    for line in compared["notes"]:
+    _conclude([row["verdict"] for row in compared["settings"]], compared["notes"])
+
+
+def _show_compared_loads(compared: Json) -> None:
+    names = {"tok_s": "tok/s", "ttft_ms": "TTFT ms", "tpot_ms": "TPOT ms"}
+    rows = [
+        [row["load"], names[name], f"{each['first']:.1f}", f"{each['second']:.1f}", _speedup(each["change"])]
+        for row in compared["loads"]
+        for name, each in row["figures"].items()
+    ]
+    show_table(["load", "mean", "first", "second", "second / first"], rows, right=[2, 3, 4])
+    say("")
+    _conclude([verdict for row in compared["loads"] for verdict in row["verdicts"]], compared["notes"])
+
+
+def _conclude(verdicts: Sequence[str], notes: Sequence[str]) -> None:
+    for verdict in verdicts:
+        say(verdict, "bold")
+    for line in notes:
         say(f"note: {line}", "dim")
 
 

@@ -12,13 +12,13 @@ import torch
 from slipstream import checks
 from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.schedule import PLAIN, conditions
-from slipstream.bench.tune.candidates import methods, untrained
+from slipstream.bench.tune.candidates import methods, trained
 from slipstream.bench.tune.halving import AUTO, Halving
 from slipstream.bench.tune.profile import advice, save_profile
+from slipstream.bench.tune.progress import TuneProgress
 from slipstream.commands.bench.options import BenchModel
-from slipstream.commands.shared.opening import fetch_models
+from slipstream.commands.shared.progress import TimeBar
 from slipstream.commands.shared.terminal import note, temporary_line
-from slipstream.drafters.registry import parse_speculate
 from slipstream.errors import OptionError
 from slipstream.llm import LLM
 from slipstream.native.machine import cpu_model
@@ -38,31 +38,20 @@ def tune_settings(
         torch.set_num_threads(checks.integer("threads", setup.threads, 1))
 
     def opened(settings: list[str]) -> LLM:
-        for name in settings:
-            fetch_models(setup.model, parse_speculate(name))
-        with temporary_line(f"loading {setup.model} ..."):
-            return LLM(
-                setup.model,
-                speculate=None,
-                drafters=settings,
-                verifier=setup.verifier,
-                dtype=setup.dtype,
-                device=setup.device,
-                quantize=setup.quantize,
-                exact=setup.exact,
-                max_model_len=setup.max_model_len,
-                max_num_seqs=max(64, *concurrency),
-            )
+        return setup.opened(settings, max(64, *concurrency))
 
-    with opened([PLAIN]) as llm:
+    with temporary_line(f"loading {setup.model} ..."):
+        first = opened([PLAIN])
+    with first as llm:
         if llm.tokenizer is None:
             raise OptionError(f"{llm.model.name} has no tokenizer, so it cannot read prompts")
         fingerprint, name = llm.model.fingerprint, llm.model.name
     candidates = methods(fingerprint, draft_model)
     note(f"{len(candidates)} ways to draft: {', '.join(candidates)}")
-    halving = Halving(opened, prompts, conditions(concurrency), tokens, note)
     began = time.monotonic()
-    finding = halving.search(candidates, deadline)
+    with TimeBar("tuning", deadline - began) as bar:
+        progress = TuneProgress(note, show=lambda answers, text: bar.update(f"{answers} answers", text))
+        finding = Halving(opened, prompts, conditions(concurrency), tokens, progress).search(candidates, deadline)
     facts = {
         "model": name,
         "fingerprint": fingerprint,
@@ -71,15 +60,15 @@ def tune_settings(
         "seconds": round(time.monotonic() - began),
     }
     save_profile(finding, facts, output)
-    best_of = {condition: list(speeds[finding.best]) for condition, speeds in finding.speedups.items()}
     return {
         **facts,
-        "speculate": finding.best,
-        "speedup": best_of,
+        "speculate": finding.recommended,
+        "best": finding.best,
+        "speedup": {condition: list(speeds[finding.best]) for condition, speeds in finding.speedups.items()},
         "over_auto": {condition: list(speed) for condition, speed in finding.over_auto.items()},
         "auto": {condition: list(speeds[AUTO]) for condition, speeds in finding.speedups.items()},
         "by_category": {name: list(speed) for name, speed in finding.by_category.items()},
         "tried": finding.tried,
-        "advice": advice(finding, untrained=untrained(fingerprint)),
+        "advice": advice(finding, trained(fingerprint), setup.model),
         "profile": str(output),
     }
