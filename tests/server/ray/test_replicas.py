@@ -207,7 +207,7 @@ def test_replicas_come_and_go_with_the_load(ray_cluster: Cluster, patient: str) 
 
 def test_what_is_too_much_for_a_replica_is_refused(ray_cluster: Cluster, patient: str) -> None:
     ray_cluster.run(model=patient, replicas=1, max_num_seqs=8, max_queue=4)
-    until(lambda: len(ray_cluster.metric(RUNNING)) == 1)  # as the front sees it: Serve's own count is ahead of that
+    until(lambda: len(ray_cluster.metric(RUNNING)) == 1)
     refused, stop = list[httpx.Response](), threading.Event()
 
     def ask(number: int) -> int:
@@ -220,10 +220,17 @@ def test_what_is_too_much_for_a_replica_is_refused(ray_cluster: Cluster, patient
                 refused.append(response)
             return response.status_code
 
-    with ThreadPoolExecutor(32) as pool:  # twelve at the replica, twelve wait for it
-        crowd = [pool.submit(ask, number) for number in range(32)]
+    with ThreadPoolExecutor(96) as pool:  # twelve at the replica, twelve wait for it
+        crowd = [pool.submit(ask, number) for number in range(25)]
+
+        def one_more() -> bool:
+            """The front hears of its limits some time after the replica is ready, and keeps whom it has let in."""
+            crowd.append(pool.submit(ask, len(crowd)))
+            time.sleep(1)
+            return bool(refused)
+
         try:
-            until(lambda: refused)
+            until(one_more)
         finally:
             stop.set()
         statuses = [one.result() for one in crowd]
