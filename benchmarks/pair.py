@@ -5,27 +5,27 @@
     python -m benchmarks.pair FILE --show
 
 Each `.jsonl` file of FOLDER is a task, in any format that `slipstream bench --prompts` reads; its first questions are
-answered greedily with every setting, one right after the other, by the target's chat template. What was measured is
-appended to FILE, and a run that was stopped goes on where it was. Speed-ups are from arrival to last token. The
-acceptance at a depth is the share of the steps that offered a node there in which one was accepted.
+answered greedily with every setting, one right after the other, by the target's chat template. `auto` knows nothing of
+the pair, and a few questions are no time to learn: it answers all of them once before anything counts, and what it
+learns is kept in FILE.policy. What was measured is appended to FILE, and a run that was stopped goes on where it was.
+Speed-ups are from arrival to last token. The best fixed setting is chosen for each task afterwards, which favours it.
+The acceptance at a depth is the share of the steps that offered a node there in which one was accepted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from pathlib import Path
 
 import torch
 
-from benchmarks.never_slower import Cell, Measurement, Row, figure, load
-from slipstream import LLM, SamplingParams
+from benchmarks.cell_figures import figure
+from benchmarks.cells import Cell, Measurement, Row, append, beside, keep_policy_in, learns, load
+from slipstream import LLM
 from slipstream.bench.prompts import BenchPrompt, read_file
-from slipstream.bench.schedule import PLAIN
 
 SETTINGS = [
     "suffix",
@@ -46,45 +46,59 @@ def questions(folder: Path, each: int) -> list[tuple[str, BenchPrompt]]:
 
 def measure(given: argparse.Namespace) -> None:
     """Append what is missing to the file."""
-    settings = [PLAIN, *(setting.format(draft=given.draft) for setting in given.speculate)]
+    keep_policy_in(beside(given.file))
+    settings = [setting.format(draft=given.draft) for setting in given.speculate]
     asked = questions(given.questions, given.each)
-    found = {(row.cell, row.prompt, row.round, row.setting) for row in load(given.file)}
-    llm = LLM(
+    done = {row.key for row in load(given.file)}
+    work = []
+    for round_, (task, prompt) in product(range(given.rounds), asked):
+        cell = Cell(given.quantize, 1, 0.0, task)
+        left = [setting for setting in settings if (cell, prompt.name, round_, setting) not in done]
+        if left:
+            work.append((cell, prompt, round_, left))
+    if not work:
+        return
+    with LLM(
         given.model,
         quantize=given.quantize,
         speculate=None,
         drafters=settings,
         max_model_len=_CONTEXT,
         cache_tokens=2 * _CONTEXT,
-    )
-    for setting in settings:  # memory is touched and programs are compiled before anything is measured
-        llm.chat([{"role": "user", "content": "Hello!"}], SamplingParams(max_tokens=8, speculate=setting))
-    measurement = Measurement(llm, settings, given.tokens)
-    for round_ in range(given.rounds):
-        for turn, (task, prompt) in enumerate(asked):
-            cell = Cell(given.quantize, 1, 0.0, task)
-            if all((cell, prompt.name, round_, setting) in found for setting in settings):
-                continue
-            rows = [json.dumps(asdict(row)) for row in measurement.rows(cell, [prompt], round_, turn + round_)]
-            with given.file.open("a") as out:
-                out.write("\n".join(rows) + "\n")
-    llm.close()
+    ) as llm:
+        measurement = Measurement(llm, given.tokens)
+        measurement.warm_up(settings)
+        wanted = {setting for *_, left in work for setting in left}
+        for setting in filter(learns, settings):
+            if setting in wanted:
+                measurement.practise(setting, [prompt for _, prompt in asked])
+        for turn, (cell, prompt, round_, left) in enumerate(work):
+            append(given.file, measurement.rows(cell, [prompt], round_, left, turn + round_))
 
 
 def show(rows: list[Row]) -> None:
-    """Speed-up and tokens per step by setting and task; then acceptance by depth."""
+    """Speed-up and tokens per step by setting and task, `auto` beside the best fixed one; then acceptance by depth."""
     tasks = list(dict.fromkeys(row.kind for row in rows))
-    settings = [setting for setting in dict.fromkeys(row.setting for row in rows) if setting != PLAIN]
+    settings = list(dict.fromkeys(row.setting for row in rows))
     groups: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.setting, row.kind].append(row)
 
     def speed(setting: str, task: str) -> str:
         mine = groups[setting, task]
-        found = figure([*groups[PLAIN, task], *mine], setting)
-        steps = sum(row.stats["steps"] for row in mine)
+        if not mine:
+            return ""
+        found = figure(mine)
+        timing = "" if found.timing is None else f" ±{100 * found.timing:.0f}%"
         text = "" if found.identical else " texts differ!"
-        return f"{found.value:.2f}x {sum(row.tokens for row in mine) / steps:.2f}{text}"
+        return f"{found.value:.2f}x{timing} {sum(row.tokens for row in mine) / _steps(mine):.2f}{text}"
+
+    def over_best(setting: str, task: str) -> str:
+        fixed = [groups[other, task] for other in settings if not learns(other) and groups[other, task]]
+        if not fixed or not groups[setting, task]:
+            return ""
+        best = max(fixed, key=lambda listed: figure(listed).value)
+        return f"{figure(groups[setting, task]).value / figure(best).value:.2f} of `{best[0].setting}`"
 
     def acceptance(setting: str, task: str) -> str:
         columns = (
@@ -95,7 +109,13 @@ def show(rows: list[Row]) -> None:
 
     _table("speed-up and tokens per step", tasks, settings, speed)
     print()
+    _table("over the best fixed setting", tasks, list(filter(learns, settings)), over_best)
+    print()
     _table("acceptance at depth 1, 2, ...", tasks, settings, acceptance)
+
+
+def _steps(rows: list[Row]) -> int:
+    return sum(int(row.stats["steps"]) for row in rows)
 
 
 def _table(title: str, tasks: list[str], settings: list[str], cell: Callable[[str, str], str]) -> None:

@@ -3,10 +3,12 @@
     python -m benchmarks.policy_trace [--quantize int8] [--drafters eagle3] [--threads 2]
 
 The target is made to say a given text, so that every machine sees the same one: the verifier accepts what the text
-says. Passes, drafts and their costs are real. Of each part of the text: its tokens per step, and a letter for each
-step: `.` plain, `s` suffix, `m` a model-based drafter, `b` both; capital letters are tries. Besides, after how many
-steps of the part the policy chose to draft (tries do not count), and after how many steps with a match of five or more
-tokens, the free signal, it drafted from the match.
+says. Passes, drafts and their costs are real; what the policy learns starts with what ships, and is not kept. It
+*follows* into code when it chooses (tries do not count) to draft from a match of five or more tokens, the free signal,
+counted from the first step that has one; it follows into prose with the first step in which it chooses not to draft.
+
+Below the table, a letter for each step: `.` plain, `s` suffix, `m` a model-based drafter, `b` both; capital letters are
+tries.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import torch
 
+from benchmarks.cells import keep_policy_in
 from slipstream import LLM, SamplingParams
 from slipstream.tree import TokenTree
 from slipstream.types import Decision
@@ -90,17 +95,27 @@ class Part(NamedTuple):
     """The decisions for one part of the text."""
 
     name: str
+    repeats: bool  # what `suffix` can draft from
     decisions: list[Decision]
 
     @property
-    def first(self) -> int | None:
-        """Steps until it was chosen to draft."""
-        return _first(made.drafters != () and not made.probe for made in self.decisions)
+    def tokens_per_step(self) -> float:
+        return sum(made.tokens for made in self.decisions) / len(self.decisions)
 
     @property
-    def first_match(self) -> int | None:
-        """Steps with a match of some length until it was drafted from one."""
-        return _first("suffix" in made.drafters for made in self.decisions if made.matched >= _LONG_MATCH)
+    def drafted(self) -> float:
+        """The share of steps with a draft."""
+        return sum(made.drafters != () for made in self.decisions) / len(self.decisions)
+
+    @property
+    def followed(self) -> int | None:
+        """After how many steps the policy did what suits the part; None: never."""
+        if not self.repeats:
+            return _first(made.drafters == () and not made.probe for made in self.decisions)
+        begun = _first(made.matched >= _LONG_MATCH for made in self.decisions)
+        if begun is None:
+            return None
+        return _first("suffix" in made.drafters and not made.probe for made in self.decisions[begun - 1 :])
 
     @property
     def letters(self) -> str:
@@ -134,7 +149,7 @@ def trace(llm: LLM, speculate: str | dict[str, object]) -> Iterator[Part]:
     if list(output.token_ids) != script:
         raise RuntimeError("the text was not said as it was given")
     ends = [sum(len(tokens) for tokens in list(ids.values())[: place + 1]) for place in range(len(ids))]
-    said, parts = 1, {name: Part(name, []) for name in ids}  # the first token comes from the prompt
+    said, parts = 1, {name: Part(name, name == "code", []) for name in ids}  # the first token comes from the prompt
     for made in output.stats.decisions:
         where = next(place for place, end in enumerate(ends) if said < end)
         parts[list(ids)[where]].decisions.append(made)
@@ -149,13 +164,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    with LLM(quantize=given.quantize, speculate="auto") as llm:
-        limits: dict[str, object] = {"method": "auto", "drafters": given.drafters}
-        for part in trace(llm, limits if given.drafters else "auto"):
-            steps, tokens = len(part.decisions), sum(made.tokens for made in part.decisions)
-            print(f"{part.name}: {steps} steps, {tokens / steps:.2f} tokens per step")
-            print(f"    chose to draft after {part.first} steps, from a match after {part.first_match} with one")
-            print(f"    {part.letters}")
+    limits: dict[str, object] = {"method": "auto", "drafters": given.drafters}
+    with TemporaryDirectory() as folder:
+        keep_policy_in(Path(folder))
+        with LLM(quantize=given.quantize, speculate="auto") as llm:
+            parts = list(trace(llm, limits if given.drafters else "auto"))
+    print("| part of the text | steps | tokens per step | steps with a draft | followed after step |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for part in parts:
+        followed = "never" if part.followed is None else part.followed
+        figures = f"{len(part.decisions)} | {part.tokens_per_step:.2f} | {100 * part.drafted:.0f}% | {followed}"
+        print(f"| {part.name} | {figures} |")
+    for part in parts:
+        print(f"\n{part.name}:")
+        print("\n".join(f"    {part.letters[at : at + 100]}" for at in range(0, len(part.letters), 100)))
 
 
 if __name__ == "__main__":

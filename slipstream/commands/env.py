@@ -17,9 +17,9 @@ _PACKAGES = (
 )  # fmt: skip
 # Variables that affect us. Values of others (tokens, proxies) are private.
 _VARIABLES = (
-    "SLIPSTREAM_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
-    "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "KMP_AFFINITY", "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES",
-    "TOKENIZERS_PARALLELISM", "NO_COLOR",
+    "SLIPSTREAM_CACHE", "SLIPSTREAM_NATIVE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "KMP_AFFINITY", "ATEN_CPU_CAPABILITY",
+    "CUDA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM", "NO_COLOR",
 )  # fmt: skip
 
 
@@ -79,8 +79,10 @@ def _hardware() -> dict[str, dict[str, Any]]:
 
 def _own_kernels() -> str:
     from slipstream.models.layers.linear import native_works
-    from slipstream.native.machine import has_amx, machine
+    from slipstream.native.machine import has_amx, machine, switched_off
 
+    if switched_off():
+        return "no (SLIPSTREAM_NATIVE=0)"
     found = machine()
     if found is None or not native_works():
         return "no"

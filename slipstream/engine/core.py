@@ -28,7 +28,7 @@ from slipstream.models.memory import SPARE_PAGES, kv_bytes
 from slipstream.models.model import Model
 from slipstream.models.selfcheck import is_exact
 from slipstream.models.view import TargetView
-from slipstream.native.machine import cpu_model
+from slipstream.native.machine import cpu_model, switched_off
 from slipstream.policy.saved import SavedPolicy
 from slipstream.profiles import Profile
 from slipstream.sequence import PLAIN, TARGET, Request, Sequence
@@ -105,7 +105,8 @@ class EngineCore:
         for name, spec in distinct.items():
             self._add(spec, built[name])
         machine = (self.model.device, cpu_model(), torch.get_num_threads())
-        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__)
+        kernels = ("library",) if switched_off() else ()  # whose passes cost something else
+        facts = (getattr(self.model, "quantize", config.quantize), self.model.dtype, *machine, __version__, *kernels)
         self._saved = SavedPolicy(self.engine.policy, self.model.fingerprint, facts)
         self._saved.restore()
         if config.profile is not None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch  # loads the OpenMP library whose threads the kernels use
 
+from slipstream.errors import OptionError
 from slipstream.native.matrix_unit import matrix_unit_works
 
+_SWITCH = "SLIPSTREAM_NATIVE"
 CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_yield", "log")  # by the kernels
 
 
@@ -31,9 +34,19 @@ class Machine:
     few_rows_sums: int = 0
 
 
+def switched_off() -> bool:
+    """Whether the user wants what a machine does for which there are no kernels."""
+    given = os.environ.get(_SWITCH, "1")
+    if given not in ("0", "1"):
+        raise OptionError(f"{_SWITCH}={given!r} is neither 0 nor 1", hint="leave it out to use the kernels")
+    return given == "0"
+
+
 @functools.cache
 def machine() -> Machine | None:
-    """This machine; None without a compiler, OpenMP or a supported vector unit."""
+    """This machine; None without a compiler, OpenMP or a supported vector unit, or if kernels are switched off."""
+    if switched_off():
+        return None
     try:
         from llvmlite import binding
     except ImportError:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from slipstream.attention import Segment, tree_segment
 from slipstream.cache import PAGE_SIZE, LayerStore, PagedCache, PageTable
+from slipstream.errors import OptionError
 from slipstream.models.config import ModelConfig
 from slipstream.models.layers.linear import int8_kernels_work, native_works
 from slipstream.models.layers.rope import RopeTable
@@ -27,6 +28,7 @@ from slipstream.native.machine import machine
 from slipstream.native.shape import Shape
 from slipstream.native.small import RMSNorms, top_probabilities
 from slipstream.tree import TokenTree
+from tests.checkpoints import refused
 from tests.models.test_families import build
 
 pytestmark = pytest.mark.skipif(machine() is None, reason="no kernels of our own on this machine")
@@ -249,6 +251,25 @@ def test_compiling_is_announced_in_one_line(tmp_path: Path) -> None:
             command, capture_output=True, text=True, check=True, env={**os.environ, "SLIPSTREAM_CACHE": str(tmp_path)}
         )
         assert done.stderr.count("\n") == done.stderr.count("compiling CPU kernels") == line
+
+
+def test_the_kernels_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import torch; from slipstream import gumbel_max; from slipstream.models.layers import linear;"
+        "from slipstream.native import machine; from slipstream.commands.env import _own_kernels;"
+        "assert machine.machine() is None and not machine.has_amx() and not gumbel_max.kernels_work();"
+        "assert not linear.native_works() and not linear.int8_kernels_work();"
+        "print(type(linear.make_linear(torch.randn(64, 64))).__module__, _own_kernels())"
+    )
+    off = {**os.environ, "SLIPSTREAM_NATIVE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=off)
+    assert "native" not in done.stdout and "no (SLIPSTREAM_NATIVE=0)" in done.stdout
+    machine.cache_clear()
+    monkeypatch.setenv("SLIPSTREAM_NATIVE", "off")
+    with refused(OptionError, "SLIPSTREAM_NATIVE", "'off'"):
+        machine()
+    monkeypatch.setenv("SLIPSTREAM_NATIVE", "1")
+    assert machine() is not None
 
 
 def test_where_nothing_can_be_kept(compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
