@@ -278,10 +278,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="keep answers and figures in a file, and go on from it")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    said = vars(arguments)
-    answers = Answers(
-        arguments.json, {key: said[key] for key in ("model", "tokens", "quantize", "temperature", "strict", "short")}
-    )
+    kept = ("model", "threads", "tokens", "quantize", "temperature", "strict", "short")
+    answers = Answers(arguments.json, {name: getattr(arguments, name) for name in kept})
     drafters = arguments.speculate.split(",")
     loaded = dict.fromkeys([*drafters, *map(beside, drafters)])
     llm = LLM(arguments.model, quantize=arguments.quantize, speculate=None, drafters=list(loaded))
