@@ -13,9 +13,10 @@ PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal --durations=8
 # Rooms and files that need no model of more than a few layers, and little time.
 QUICK := tests/test_layout.py tests/test_surface.py tests/test_readme.py tests/nouns tests/text tests/attention tests/gpu \
-	tests/verify tests/policy tests/engine/test_endings.py tests/models/test_resolve.py tests/models/test_hub.py \
-	tests/models/test_hf_loading.py tests/models/test_gguf_loading.py tests/models/test_vocabulary_sizes.py \
-	$(addprefix tests/drafters/test_, automaton.py corpus.py lattice.py repeats.py static_tree.py weight_codec.py) \
+	tests/verify tests/policy tests/engine/test_endings.py tests/models/test_vocabulary_sizes.py \
+	$(addprefix tests/models/formats/test_, resolve.py hub.py hf_loading.py gguf_loading.py) \
+	$(addprefix tests/drafters/, retrieval growing/test_lattice.py growing/test_static_tree.py) \
+	tests/drafters/device/test_repeats.py tests/drafters/heads/test_weight_codec.py \
 	$(addprefix tests/train/test_, loops.py optimiser.py requests.py training_data.py) \
 	tests/bench/test_gpu_figures.py tests/commands/test_cli_wrap.py tests/commands/test_cli_startup.py
 

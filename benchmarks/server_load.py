@@ -117,8 +117,8 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
 
 
 @dataclass
-class Heard:
-    """What a client heard."""
+class Received:
+    """What a client received."""
 
     text: str = ""
     done: bool = False
@@ -126,44 +126,44 @@ class Heard:
     first_s: float = 0.0
 
 
-async def ask(port: int, job: Job) -> Heard:
+async def ask(port: int, job: Job) -> Received:
     """Send a request and read its stream, or leave."""
-    heard, chunks = Heard(), 0
+    received, chunks = Received(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
     try:
         content, began = json.dumps(job.body).encode(), time.perf_counter()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
         writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + content)
         if job.leaves_after == 0:
-            heard.left = True
-            return heard
+            received.left = True
+            return received
         while line := await reader.readline():
             if not line.startswith(b"data: "):
                 if line.startswith(b"HTTP/1.1") and b" 200 " not in line:
                     raise RuntimeError(line.decode().strip())
                 continue
-            heard.first_s = heard.first_s or time.perf_counter() - began
+            received.first_s = received.first_s or time.perf_counter() - began
             if line.startswith(b"data: [DONE]"):
-                heard.done = True
-                return heard
+                received.done = True
+                return received
             chunk = json.loads(line[6:])
             if "error" in chunk:
                 raise RuntimeError(chunk["error"]["message"])
-            heard.text += chunk["choices"][0]["delta"].get("content", "")
+            received.text += chunk["choices"][0]["delta"].get("content", "")
             chunks += 1
             if chunks == job.leaves_after:
-                heard.left = True
-                return heard
-        return heard
+                received.left = True
+                return received
+        return received
     finally:
         writer.close()
 
 
-async def ask_all(port: int, wanted: list[Job], at_once: int) -> list[Heard]:
+async def ask_all(port: int, wanted: list[Job], at_once: int) -> list[Received]:
     """All requests, so many at a time."""
     gate = asyncio.Semaphore(at_once)
 
-    async def one(job: Job) -> Heard:
+    async def one(job: Job) -> Received:
         async with gate:
             return await ask(port, job)
 
@@ -173,10 +173,10 @@ async def ask_all(port: int, wanted: list[Job], at_once: int) -> list[Heard]:
 # -- what is measured -------------------------------------------------------------------------------------------------
 
 
-def check(heard: list[Heard], wanted: list[Job], texts: dict[int, str]) -> dict[str, int]:
+def check(received: list[Received], wanted: list[Job], texts: dict[int, str]) -> dict[str, int]:
     """Count what was lost or wrong."""
     counts = {"whole": 0, "left": 0, "lost": 0, "wrong": 0}
-    for one, job in zip(heard, wanted, strict=True):
+    for one, job in zip(received, wanted, strict=True):
         text = texts[job.seed]
         right = one.text == text if one.done else text.startswith(one.text)
         counts["wrong" if not right else "whole" if one.done else "left" if one.left else "lost"] += 1

@@ -39,7 +39,7 @@ def requests(llm: LLM, count: int, tokens: int, ignore_eos: bool, seed: int) -> 
         yield ids, SamplingParams(temperature=temperature, seed=number, max_tokens=tokens, ignore_eos=ignore_eos)
 
 
-class Watch:
+class BurstClock:
     """Tokens and time of bursts: in total, and until the device was done."""
 
     def __init__(self, burst: Burst) -> None:
@@ -47,13 +47,13 @@ class Watch:
         self._read, self._commit = burst.read, burst.commit
         self._done = 0.0
         burst.go_ahead = lambda launched: None  # type: ignore[method-assign]  # a burst's time is to be all of it
-        burst.read, burst.commit = self._watch_read, self._watch_commit  # type: ignore[method-assign]
+        burst.read, burst.commit = self._timed_read, self._timed_commit  # type: ignore[method-assign]
 
-    def _watch_read(self, launched: Launched, first: int, stop: int) -> None:
+    def _timed_read(self, launched: Launched, first: int, stop: int) -> None:
         self._read(launched, first, stop)
         self._done = time.perf_counter()
 
-    def _watch_commit(self, launched: Launched) -> None:
+    def _timed_commit(self, launched: Launched) -> None:
         self._commit(launched)
         self.tokens += sum(item.new_tokens for item in launched.progress)
         self.seconds += time.perf_counter() - launched.began
@@ -99,16 +99,16 @@ def main() -> None:
     print(f"{llm.model.name} {llm.model.dtype} on {llm.model.device}, {arguments.batch} sequences at once")
     captured = 0.0 if burst is None else burst.graphs.capture_ms / 1000
     print(f"first round {seconds:.1f} s, of which capturing graphs {captured:.1f} s")
-    watch = None if burst is None else Watch(burst)
+    clock = None if burst is None else BurstClock(burst)
     outputs, seconds = run(llm, asked(arguments.requests, 2), arguments.batch)
     emitted = sum(output.stats.emitted for output in outputs)
     prompts = sum(len(output.prompt_token_ids) for output in outputs)
     print(f"{len(outputs)} answers, {emitted:,} tokens, {prompts:,} tokens of prompts, {seconds:.2f} s")
     print(f"{emitted / seconds:10,.0f} tokens a second overall")
-    if watch is not None and watch.tokens:
-        print(f"{watch.tokens / watch.seconds:10,.0f} tokens a second in bursts ({watch.seconds:.2f} s)")
-        share = watch.device_seconds / watch.seconds
-        print(f"{watch.tokens / watch.device_seconds:10,.0f} tokens a second on the device ({share:.0%} of the bursts)")
+    if clock is not None and clock.tokens:
+        print(f"{clock.tokens / clock.seconds:10,.0f} tokens a second in bursts ({clock.seconds:.2f} s)")
+        share = clock.device_seconds / clock.seconds
+        print(f"{clock.tokens / clock.device_seconds:10,.0f} tokens a second on the device ({share:.0%} of the bursts)")
     if llm.model.device.startswith("cuda"):
         print(f"{torch.cuda.max_memory_allocated() / 2**30:10.1f} GiB of GPU memory at the peak")
 

@@ -21,11 +21,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from slipstream import __version__
-from slipstream.commands.batch import batch
-from slipstream.commands.bench import bench, compare
-from slipstream.commands.bench_options import BenchModel, ServerLoad, Sweeps
+from slipstream.commands.batch.verb import batch
+from slipstream.commands.bench.options import BenchModel, ServerLoad, Sweeps
+from slipstream.commands.bench.verb import bench, compare
 from slipstream.commands.chat import chat
-from slipstream.commands.check import check
+from slipstream.commands.check.verb import check
 from slipstream.commands.convert import export, import_
 from slipstream.commands.corpus import build
 from slipstream.commands.demo import demo
@@ -37,7 +37,7 @@ from slipstream.commands.shared.options import Described, EngineSetup, ModelSetu
 from slipstream.commands.simulate import simulate
 from slipstream.commands.synth import synth
 from slipstream.commands.train import train
-from slipstream.commands.tune import tune
+from slipstream.commands.tune.verb import tune
 from slipstream.errors import SlipstreamError
 
 Verb = Callable[..., int | None]

@@ -196,6 +196,11 @@ class Logprob:
 Logprobs = dict[int, Logprob]  # of one position, by token id: the actual token, then the most likely ones in order
 
 
+def best_tokens(entry: Logprobs, count: int) -> list[int]:
+    """The `count` likeliest tokens of a position, best first; its entry also has the actual one."""
+    return sorted(entry, key=lambda id: entry[id].rank or 0)[:count]
+
+
 @dataclass(frozen=True)
 class RequestMetrics:
     """When things happened, in seconds of `time.perf_counter`."""

@@ -97,6 +97,12 @@ def test_files_stay_readable_in_one_sitting() -> None:
         assert len(path.read_text().splitlines()) <= 450, path
 
 
+def test_folders_stay_readable_at_a_glance() -> None:
+    """A folder with more files than these has rooms of its own."""
+    for folder in {path.parent for top in (PACKAGE, Path(__file__).parent) for path in top.rglob("*.py")}:
+        assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 24, folder
+
+
 def test_the_core_needs_little_more_than_torch() -> None:
     """Machines without gguf, huggingface_hub, typer, rich, fastapi or llguidance can import and run the engine."""
     blocked = ["gguf", "huggingface_hub", "typer", "rich", "fastapi", "transformers", "llguidance"]

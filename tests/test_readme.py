@@ -48,9 +48,16 @@ def test_lines_of_prose_are_short() -> None:
 
 
 @pytest.mark.real_model
-def test_the_python_snippets_run() -> None:
-    for snippet in blocks("python"):
-        assert run([sys.executable, "-c", snippet]).stdout.strip()
+def test_the_python_snippets_print_what_the_readme_shows() -> None:
+    """The text and its length to the letter. How many steps it takes is up to the policy, which looks at the clock."""
+    shown = re.findall(r"```python\n(.*?)```\n+```\n(.*?)```", README, re.DOTALL)
+    assert len(shown) == len(blocks("python")) > 0
+    for snippet, expected in shown:
+        steps = re.compile(r"in (\d+) steps")
+        printed = run([sys.executable, "-c", snippet]).stdout
+        assert steps.sub("in N steps", printed) == steps.sub("in N steps", expected)
+        tokens = int(expected.splitlines()[-1].split()[0])
+        assert all(int(count) <= tokens for count in steps.findall(printed))
 
 
 @pytest.mark.real_model

@@ -20,7 +20,12 @@ from tests.serving import served
 from tests.tiny import tiny_llm
 
 PACKAGE = Path(slipstream.__file__).parent
-Calls = set[tuple[str, str]]  # (file of a frame, file of a function that is called while that frame is active)
+
+
+class Calls(set[tuple[str, str]]):
+    """(file of a frame, file of a function that is called while that frame is active)."""
+
+    noted = False  # what is called before is not of interest: to look at every frame takes its time
 
 
 def walk(title: str) -> dict[str, str]:
@@ -44,10 +49,10 @@ def walk(title: str) -> dict[str, str]:
 @contextmanager
 def traced() -> Iterator[Calls]:
     """Calls between files of the package, in this thread and in those that start meanwhile."""
-    calls: Calls = set()
+    calls = Calls()
 
     def note(frame: FrameType | None, event: str, _: object) -> None:
-        if frame is None or event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
+        if not calls.noted or frame is None or event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
             return
         file = str(Path(frame.f_code.co_filename).relative_to(PACKAGE))
         calls.add(("", file))
@@ -70,7 +75,7 @@ def test_on_a_cpu(smollm2_path: Path) -> None:
     with traced() as calls:
         llm = LLM(smollm2_path, speculate="suffix")
         gumbel_max.kernels_work.cache_clear()  # it compares the kernel with `noise.py`, once in a process
-        calls.clear()
+        calls.noted = True
         llm.generate("The cat sat on", SamplingParams(temperature=0.7, seed=1, max_tokens=40))
         llm.close()
     steps = walk("On a CPU")
@@ -83,7 +88,7 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     head = {"method": "eagle3", "checkpoint": str(random_head("eagle3")), "depth": 3, "nodes": 8}
     with traced() as calls:
         llm = burst_on_cpu(tiny_llm(characters=True, context=300, speculate=head), monkeypatch)
-        calls.clear()
+        calls.noted = True
         llm.generate([[1, 2, 3]], SamplingParams(temperature=0.7, seed=1, max_tokens=40, repetition_penalty=1.1))
         llm.close()
     steps = walk("On a GPU")
@@ -94,7 +99,7 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_through_the_server(tiny: str) -> None:
     with traced() as calls, served(tiny, speculate="suffix") as server:
-        calls.clear()
+        calls.noted = True
         question = [{"role": "user", "content": "The quick brown fox. The quick brown"}]
         server.events("/v1/chat/completions", {"messages": question, "max_tokens": 20})
     steps = walk("Through the server")

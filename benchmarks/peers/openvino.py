@@ -12,7 +12,7 @@ import openvino_genai as genai  # type: ignore[import-not-found]
 from benchmarks.peers.protocol import First, Speaker, Task, serve
 
 
-class Watch(genai.StreamerBase):  # type: ignore[misc]
+class TokenCounter(genai.StreamerBase):  # type: ignore[misc]
     """Receives tokens as they come, one by one or several at once."""
 
     def __init__(self, first: First) -> None:
@@ -48,7 +48,7 @@ class OpenVINO(Speaker):
 
     def answer(self, ids: list[int], first: First) -> list[int]:
         prompt = openvino.Tensor(np.array([ids], dtype=np.int64))
-        return list(self.pipeline.generate(prompt, self.config, Watch(first)).tokens[0])
+        return list(self.pipeline.generate(prompt, self.config, TokenCounter(first)).tokens[0])
 
 
 def converted(task: Task, weights: str) -> Path:

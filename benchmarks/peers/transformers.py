@@ -17,7 +17,7 @@ def load(directory: str) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-class Watch(BaseStreamer):  # type: ignore[misc]
+class TokenCounter(BaseStreamer):  # type: ignore[misc]
     """Receives the prompt, then tokens as they come."""
 
     def __init__(self, first: First) -> None:
@@ -53,7 +53,7 @@ class Transformers(Speaker):
         prompt = torch.tensor([ids])
         mask = torch.ones_like(prompt)
         with torch.no_grad():
-            tokens = self.model.generate(prompt, attention_mask=mask, streamer=Watch(first), **self.options)[0]
+            tokens = self.model.generate(prompt, attention_mask=mask, streamer=TokenCounter(first), **self.options)[0]
         answered: list[int] = tokens[len(ids) :].tolist()
         return answered
 

@@ -15,7 +15,7 @@ from slipstream.commands.shared.explain import explained
 from slipstream.commands.shared.lines import END, Interrupts, LineReader
 from slipstream.commands.shared.opening import fetch_models, open_llm, stats_line
 from slipstream.commands.shared.options import Described, EngineSetup, Sampling, adjusted, require_single_answer
-from slipstream.commands.shared.terminal import harmless, note, passing
+from slipstream.commands.shared.terminal import harmless, note, temporary_line
 from slipstream.commands.shared.wrap import WordWrap
 from slipstream.errors import OptionError, PromptError, SlipstreamError, unknown_choice
 from slipstream.folders import expanded
@@ -183,7 +183,7 @@ class Chat:
 
             spec = parse_speculate(rest)
             fetch_models(self._llm.model.name, spec)
-            with passing(f"loading {spec} ..."):
+            with temporary_line(f"loading {spec} ..."):
                 try:
                     self._llm.use(spec)
                 except BaseException:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from slipstream.commands.demo import executable
 from slipstream.commands.shared.opening import open_llm
 from slipstream.commands.shared.options import Described, EngineSetup, TargetName
-from slipstream.commands.shared.terminal import mebibytes, note, passing, say
+from slipstream.commands.shared.terminal import mebibytes, note, say, temporary_line
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
 from slipstream.models.formats.builtin import DEFAULT_MODEL
@@ -27,7 +27,7 @@ def import_(
 ) -> None:
     """Import a drafter trained with another project, without changing its weights."""
     place = _free(output)
-    with passing("loading torch ..."):
+    with temporary_line("loading torch ..."):
         from slipstream.drafters.heads import head_checkpoint
         from slipstream.drafters.interchange import import_drafter
         from slipstream.drafters.interchange.foreign import read_foreign
@@ -60,7 +60,7 @@ def export(
 ) -> None:
     """Export a trained drafter to another project, with all that it shares with the target."""
     place = _free(output)
-    with passing("loading torch ..."):
+    with temporary_line("loading torch ..."):
         from slipstream.drafters.heads import head_checkpoint
         from slipstream.drafters.interchange.foreign import write_foreign
         from slipstream.train.interchange.export import FORMATS, export_drafter, load_for, named_for

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.options import Described
-from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, passing, say
+from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, say, temporary_line
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
 from slipstream.models.formats.builtin import DEFAULT_MODEL
@@ -37,7 +37,7 @@ def build(
     """Build a corpus for --speculate suffix:corpus=DIR."""
     if not files:
         raise OptionError("no texts to build a corpus from", hint="name files or directories")
-    with passing("loading torch ..."):
+    with temporary_line("loading torch ..."):
         from slipstream.drafters.retrieval.corpus import fingerprint
         from slipstream.drafters.retrieval.corpus_build import CorpusWriter, require_free
         from slipstream.drafters.retrieval.corpus_files import Reader, find_sources
@@ -46,7 +46,7 @@ def build(
     sources = find_sources(files, target)
     tokenizer = _tokenizer(model)
     reader = Reader(tokenizer, field)
-    with passing("checking the texts ..."):
+    with temporary_line("checking the texts ..."):
         reader.survey(sources)
     for source in sources:
         _tell_skipped(source)
@@ -64,7 +64,7 @@ def _tokenizer(model: str) -> Tokenizer:
     from slipstream.models.formats.resolve import open_model
 
     fetch_models(model, DrafterSpec("none"))
-    with passing(f"opening {model} ..."):
+    with temporary_line(f"opening {model} ..."):
         tokenizer = open_model(model).tokenizer()
     if tokenizer is None:
         raise OptionError(f"{model} has no tokenizer, so it cannot read text")

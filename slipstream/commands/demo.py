@@ -14,7 +14,7 @@ from slipstream.commands.demo_prompts import PROMPTS, DemoPrompt
 from slipstream.commands.shared.opening import open_llm
 from slipstream.commands.shared.options import Described, EngineSetup, Sampling, require_single_answer
 from slipstream.commands.shared.show import Origins, legend, mark_origins
-from slipstream.commands.shared.terminal import coloured, passing, print_json, say, show_table
+from slipstream.commands.shared.terminal import coloured, print_json, say, show_table, temporary_line
 from slipstream.errors import OptionError
 from slipstream.types import Stats
 
@@ -77,13 +77,14 @@ def demo(
         spec = _best(llm) or spec
     if not as_json:
         say(f"{setup.model}, drafter {spec}. {legend(coloured(sys.stdout))}.\n")
-    with passing("warming up ..."):
+    with temporary_line("warming up ..."):
         for drafter in (None, spec):
             llm.use(drafter)
             llm.generate(_encode(llm, PROMPTS[-1]), params)
     compared = []
     for number, prompt in enumerate(PROMPTS, 1):
-        with passing(f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."):
+        doing = f"{number} of {len(PROMPTS)}: {prompt.kind}, plain and speculative, {_ROUNDS} times each ..."
+        with temporary_line(doing):
             compared.append(_compare(llm, prompt, spec, params))
         if not as_json:
             _print_one(prompt, compared[-1])

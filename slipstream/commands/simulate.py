@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from slipstream.commands.bench_options import numbers, price_per_hour
+from slipstream.checks import integer
+from slipstream.commands.bench.options import numbers, price_per_hour
 from slipstream.commands.shared.options import Described
 from slipstream.commands.shared.terminal import print_json, say, show_table
 from slipstream.errors import OptionError
@@ -32,8 +33,8 @@ def simulate(
     from slipstream.bench.traces import load
 
     per_hour, batches = price_per_hour(price), numbers("batch", batch, int, 1)
-    if context is not None and context < 1:
-        raise OptionError(f"--context {context} is out of range", hint="valid: 1 or more")
+    if context is not None:
+        integer("context", context, 1)
     place = expanded(trace)
     traces = captured_traces(place) if place.is_dir() else load(place)
     if costs is None and "costs" not in traces.header:

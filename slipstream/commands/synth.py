@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from slipstream import checks
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.options import Described, TargetName
-from slipstream.commands.shared.terminal import mebibytes, note, passing, say
+from slipstream.commands.shared.terminal import mebibytes, note, say, temporary_line
 from slipstream.errors import OptionError
 from slipstream.folders import expanded
 from slipstream.models.formats.builtin import DEFAULT_MODEL
@@ -66,7 +66,7 @@ def synth(
             checks.integer(name, value, 1)
     checks.integer("seed", seed, 0, 2**63 - 1, valid="0 to 2**63 - 1")
     directory = expanded(output)
-    with passing("loading torch ..."):
+    with temporary_line("loading torch ..."):
         import torch
 
         from slipstream.bench.tune.prompts import read_dialogues
@@ -78,7 +78,7 @@ def synth(
     dialogues = None if prompts is None else read_dialogues(expanded(prompts))
     count = _settled_count(count, prompts, dialogues)
     _fetch(model)
-    with passing(f"opening {model} ..."):
+    with temporary_line(f"opening {model} ..."):
         checkpoint = open_model(model)
         tokenizer, guidance = _guidance(checkpoint, seed, max_tokens, dialogues)
         author = Author(tokenizer, **guidance)
@@ -219,13 +219,13 @@ def _hands(
     from slipstream.train.synth.writers import WriteJob, Writers
 
     if writers == 1:
-        with passing(f"loading {loading['model']} ..."):
+        with temporary_line(f"loading {loading['model']} ..."):
             llm = LLM(**loading)
         scribe = Scribe(llm, author, room.at_once)
         yield _Hands(llm.model.fingerprint, llm.model.config.vocab_size, scribe.speed, scribe.write)
         return
     with Writers(writers, WriteJob(loading, guidance, room.at_once, torch.get_num_threads())) as many:
-        with passing(f"loading {loading['model']} {writers} times ..."):
+        with temporary_line(f"loading {loading['model']} {writers} times ..."):
             ready = many.ready()
         first, speed = ready[0], sum(each.speed for each in ready)
         yield _Hands(first.fingerprint, first.vocab_size, lambda: speed, many.write)
@@ -258,7 +258,7 @@ def _work(hands: _Hands, author: Author, writer: ChatWriter, together: str, coun
     else:
         if writer.items:
             note(f"{directory} has {writer.items:,} of {count:,} conversations: continuing", "bold")
-        with passing("measuring the speed ..."):
+        with temporary_line("measuring the speed ..."):
             speed = hands.speed()
         size = mebibytes(left * _most_bytes(hands.vocab_size, author))
         longest = _span(left * author.most_written / speed)

@@ -16,7 +16,7 @@ from slipstream import checks
 from slipstream.commands.demo import executable
 from slipstream.commands.shared.opening import fetch_models
 from slipstream.commands.shared.options import Described, TargetName
-from slipstream.commands.shared.terminal import mebibytes, note, passing, print_json, say, show_table
+from slipstream.commands.shared.terminal import mebibytes, note, print_json, say, show_table, temporary_line
 from slipstream.commands.synth import synth
 from slipstream.errors import OptionError
 from slipstream.folders import cache_directory, expanded
@@ -93,7 +93,7 @@ def train(
         raise OptionError("give either --data or --prompts, not both")
     if threads is not None:
         checks.integer("threads", threads, 1)
-    with passing("loading torch ..."):
+    with temporary_line("loading torch ..."):
         import torch
 
         from slipstream.drafters import DrafterSpec

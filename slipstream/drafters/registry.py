@@ -26,7 +26,7 @@ ENTRY_POINTS = "slipstream.drafters"
 
 # Modules are named by strings: a method's file is imported on first use.
 _BUILT_IN = {
-    "auto": "slipstream.drafters.auto:AutoDrafter",
+    "auto": "slipstream.drafters.composites.auto:AutoDrafter",
     "none": "slipstream.drafters.none:NoDrafter",
     "ngram": "slipstream.drafters.ngram:NgramDrafter",
     "suffix": "slipstream.drafters.suffix:SuffixDrafter",
@@ -42,8 +42,8 @@ _BUILT_IN = {
     "medusa": "slipstream.drafters.medusa:MedusaDrafter",
     "mtp": "slipstream.drafters.mtp:MtpDrafter",
     "parallel": "slipstream.drafters.parallel:ParallelDrafter",
-    "merge": "slipstream.drafters.merge:MergeDrafter",
-    "cascade": "slipstream.drafters.cascade:CascadeDrafter",
+    "merge": "slipstream.drafters.composites.merge:MergeDrafter",
+    "cascade": "slipstream.drafters.composites.cascade:CascadeDrafter",
 }
 
 DEFAULT = "auto"

@@ -24,9 +24,9 @@ from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import emits_each
 from slipstream.engine.extras import Extras, Level
+from slipstream.engine.lane_map import LanePosition
 from slipstream.engine.launched import Launched, Prepared
 from slipstream.engine.round_buffers import FIRST_TOKEN, AcceptanceCounter, Collected, Kind, Passed, RoundBuffers
-from slipstream.engine.seats import LanePosition
 from slipstream.gpu import forest
 from slipstream.gpu.device_sampling import choose_rows
 from slipstream.gpu.graphs import Graphs, bucket, sizes
@@ -168,7 +168,7 @@ class Burst:
         """Drop a burst that was started ahead. The next burst sets up all lanes anew."""
         self.ahead = None
         for buffers in self._buffers.values():
-            buffers.seats.forget()
+            buffers.lane_map.forget()
 
     def read(self, launched: Launched, first: int, stop: int) -> None:
         """Wait for rounds `first` to `stop`, and add their results to the progress of each unfinished sequence."""
@@ -222,7 +222,7 @@ class Burst:
             for lane, sequence, root_slot in zip(launched.lanes, sequences, roots, strict=True):
                 for keeper in buffers.keepers if sequence.table.pages else ():
                     guard(sequence, partial(keeper.settle, sequence, lane, root_slot))
-        buffers.seats.leave(launched.lanes, _positions(buffers, sequences))
+        buffers.lane_map.leave(launched.lanes, _positions(buffers, sequences))
 
     def filled(self, sequences: list[Sequence], plan: Plan) -> tuple[RoundBuffers, list[int], Extras | None]:
         """The buffers for this batch, with lanes that are set up; the lane of each sequence; the extras, if needed.
@@ -233,7 +233,7 @@ class Burst:
         buffers, trees = self._made(len(sequences), _kind(plan)), plan.drafts
         size, spare = buffers.lanes.size, self._sizes.get(trees, (0, 0))[1]
         self._sizes[trees] = size, spare + 1 if size > bucket(len(sequences)) else 0
-        lanes, fresh = buffers.seats.take(_positions(buffers, sequences))
+        lanes, fresh = buffers.lane_map.take(_positions(buffers, sequences))
         if fresh:
             buffers.lanes.fill(fresh, buffers.known)
             joining = {lane: sequence for lane, sequence in fresh.items() if sequence is not None}

@@ -248,7 +248,7 @@ class EngineCore:
         return checks.integer("max_model_len", asked, 1, context, valid=f"1 to {context}, the model's own")
 
     def _pages_beside(self, config: EngineConfig, drafters: dict[str, AnyDrafter], trial: PagedCache) -> int:
-        """Pages of the cache. A drafter that nobody named is left out if requests need its memory."""
+        """Pages of the cache. A drafter that no option named is left out if requests need its memory."""
         wanted, affordable = self._pages_wanted(config), self._pages_affordable(config, drafters, trial)
         for name, drafter in drafters.items() if affordable < wanted else ():
             lighter = drafter.lighter()

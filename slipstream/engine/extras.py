@@ -59,7 +59,7 @@ class Extras:
             host[line].copy_(device[line], non_blocking=True)
 
     def read(self, line: int, lane: int) -> PathScores:
-        """Those of a lane in a finished round."""
+        """The log-probabilities of a lane in a finished round."""
         return PathScores(*(host[line, lane].tolist() for host in self._hosts))
 
 

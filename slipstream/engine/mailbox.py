@@ -1,6 +1,6 @@
 """Messages from the engine to its clients. What a client has not read yet is kept as one delta per choice.
 
-A reader that falls behind holds nobody up: the engine never waits for it, and what is kept for it is bounded by its own
+A reader that falls behind delays no other: the engine never waits for it, and what is kept for it is bounded by its own
 answer.
 """
 

@@ -16,7 +16,7 @@ from slipstream.drafters.device.device_draft import DeviceDraft, DeviceKeeper, D
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.engine.endings import Lookout, ends_of
 from slipstream.engine.extras import Extras, on_host
-from slipstream.engine.seats import Seats
+from slipstream.engine.lane_map import LaneMap
 from slipstream.gpu.lanes import Lanes
 from slipstream.models.decoder import Decoder
 from slipstream.policy.sizes import most_rounds, stops_burst
@@ -45,7 +45,7 @@ class RoundBuffers:
 
     kind: Kind
     lanes: Lanes
-    seats: Seats
+    lane_map: LaneMap
     draft: DeviceDraft | None
     loop: DeviceLoop | None
     keepers: Seq[DeviceKeeper]  # the loop, and what drafters that rest keep
@@ -79,8 +79,8 @@ class RoundBuffers:
         loop = None if draft is None else draft.loop(lanes)
         resting = drafter.device_keepers(lanes, kind or ()) if drafter.parts else ()
         keepers: list[DeviceKeeper] = [*([] if loop is None else [loop]), *resting]
-        told = results, on_host(results), counts, on_host(counts), trees, confidence, numbers(1)
-        return RoundBuffers(kind, lanes, Seats(count), draft, loop, keepers, rounds, tiles, *told)
+        arrays = results, on_host(results), counts, on_host(counts), trees, confidence, numbers(1)
+        return RoundBuffers(kind, lanes, LaneMap(count), draft, loop, keepers, rounds, tiles, *arrays)
 
     @property
     def scratch(self) -> int:

@@ -132,7 +132,7 @@ class Adjustments:
         positions of the tokens that are chosen.
         """
         if runs_fused(logits):
-            from slipstream.gpu.adjust_kernels import adjust
+            from slipstream.gpu.kernels.adjust_kernels import adjust
 
             return adjust(self, self._lanes, logits, after)
         lanes, each = self._lanes, 1 + self._lanes.nodes

@@ -49,7 +49,7 @@ class RowCuts(NamedTuple):
         )
 
     def to(self, device: str | torch.device) -> RowCuts:
-        """The same on another device."""
+        """These cuts on another device."""
         return RowCuts(*(part.to(device) for part in self))
 
 
@@ -59,7 +59,7 @@ def match_keys(stems: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     stems int64 [2, rows], of the samplers (`noise.halves`); positions int64 [rows], absolute, of the chosen tokens.
     """
     if runs_fused(stems):
-        from slipstream.gpu.sampling_kernels import match_keys as fused
+        from slipstream.gpu.kernels.sampling_kernels import match_keys as fused
 
         return fused(stems, positions)
     return noise.fold(noise.fold(stems, positions), noise.MATCH)
@@ -87,10 +87,10 @@ def choose_rows(
     if not fused:
         return _draw(logits, keys, temperatures, cuts)
     if sampled and cuts is not None:
-        from slipstream.gpu.cut_kernels import draw_cut
+        from slipstream.gpu.kernels.cut_kernels import draw_cut
 
         return draw_cut(logits, keys, temperatures, *cuts)
-    from slipstream.gpu.sampling_kernels import draw  # greedy rows too: a library's argmax is slow for few rows
+    from slipstream.gpu.kernels.sampling_kernels import draw  # greedy rows too: a library's argmax is slow for few rows
 
     return draw(logits, keys, temperatures)
 

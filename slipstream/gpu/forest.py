@@ -27,7 +27,7 @@ def geometry(parents: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Te
     `parents`: int64 [lanes, nodes]; a root is its own. No node is deeper than `levels`.
     """
     if runs_fused(parents):
-        from slipstream.gpu.forest_kernels import geometry as kernel
+        from slipstream.gpu.kernels.forest_kernels import geometry as kernel
 
         return kernel(parents, levels)
     lanes, nodes = parents.shape
@@ -58,7 +58,7 @@ def walk(
     [lanes, levels], 0 after the end of a path, and how many there are, int64 [lanes].
     """
     if runs_fused(tokens):
-        from slipstream.gpu.forest_kernels import walk as kernel
+        from slipstream.gpu.kernels.forest_kernels import walk as kernel
 
         return kernel(tokens, parents, chosen, levels)
     at = torch.zeros_like(tokens[:, :1])
@@ -89,7 +89,7 @@ def count(
     all finite) are [lanes, nodes]; path int64 [lanes, levels], 0 after its end; active int64 [lanes], 0 for idle lanes.
     """
     if runs_fused(parents):
-        from slipstream.gpu.forest_kernels import count as kernel
+        from slipstream.gpu.kernels.forest_kernels import count as kernel
 
         kernel(counts, parents, origins, depths, scores, path, active)
         return
@@ -124,7 +124,7 @@ def likeliest_tokens(
     Returns log-probabilities, float32 [rows, count], descending, and indices, int64.
     """
     if runs_fused(logits) and logits.shape[1] <= _ONE_PROGRAM:
-        from slipstream.gpu.forest_kernels import likeliest_tokens as kernel
+        from slipstream.gpu.kernels.forest_kernels import likeliest_tokens as kernel
 
         return kernel(logits, count, sampling)
     scores = logits.float()
@@ -165,7 +165,7 @@ def highest(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     And for 0 and every index counted from 1, int64 [rows, 1 + size], its rank among them, counted from 1; or 0.
     """
     if runs_fused(scores):
-        from slipstream.gpu.forest_kernels import highest as kernel
+        from slipstream.gpu.kernels.forest_kernels import highest as kernel
 
         return kernel(scores, count)
     chosen = scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
@@ -213,7 +213,7 @@ class Pool:
         The most likely are expanded, in index order; none after the last level.
         """
         if runs_fused(scores):
-            from slipstream.gpu.forest_kernels import grow as kernel
+            from slipstream.gpu.kernels.forest_kernels import grow as kernel
 
             followed = kernel(self, level, above, scores, indices, ids, _LEAST)
             return None if followed is None else Followed(*followed)
@@ -242,7 +242,7 @@ class Pool:
         parent's, or equal and after it.
         """
         if runs_fused(scores):
-            from slipstream.gpu.forest_kernels import join as kernel
+            from slipstream.gpu.kernels.forest_kernels import join as kernel
 
             kernel(self, tokens, scores)
             return

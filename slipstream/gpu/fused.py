@@ -55,7 +55,7 @@ def cross_entropy(logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Te
 class _Rotated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        from slipstream.gpu.fused_kernels import rotate
+        from slipstream.gpu.kernels.fused_kernels import rotate
 
         ctx.save_for_backward(turns)
         rows = x.flatten(0, 1)
@@ -63,7 +63,7 @@ class _Rotated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor, None]:
-        from slipstream.gpu.fused_kernels import rotate
+        from slipstream.gpu.kernels.fused_kernels import rotate
 
         (turns,) = ctx.saved_tensors
         rows = slope.contiguous().flatten(0, 1)
@@ -73,7 +73,7 @@ class _Rotated(torch.autograd.Function):
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both: torch.Tensor) -> torch.Tensor:
-        from slipstream.gpu.fused_kernels import gate
+        from slipstream.gpu.kernels.fused_kernels import gate
 
         both = both.contiguous()
         ctx.save_for_backward(both)
@@ -81,7 +81,7 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
-        from slipstream.gpu.fused_kernels import gate_back
+        from slipstream.gpu.kernels.fused_kernels import gate_back
 
         (both,) = ctx.saved_tensors
         return gate_back(both.flatten(0, -2), slope.contiguous().flatten(0, -2)).view_as(both)
@@ -90,7 +90,7 @@ class _Gated(torch.autograd.Function):
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
-        from slipstream.gpu.fused_kernels import cross_entropy
+        from slipstream.gpu.kernels.fused_kernels import cross_entropy
 
         logits, probabilities = logits.contiguous(), probabilities.contiguous()
         losses, facts = cross_entropy(logits, probabilities)
@@ -99,7 +99,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slopes: torch.Tensor) -> tuple[torch.Tensor, None]:
-        from slipstream.gpu.fused_kernels import cross_entropy_back
+        from slipstream.gpu.kernels.fused_kernels import cross_entropy_back
 
         logits, probabilities, facts = ctx.saved_tensors
         return cross_entropy_back(logits, probabilities, slopes.float().contiguous(), facts), None

@@ -50,7 +50,7 @@ def gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) ->
 
     Row r is scaled by factor / sqrt(|x[r]|^2 + floor), which is a norm.
     """
-    from slipstream.gpu import gemm_kernels
+    from slipstream.gpu.kernels import gemm_kernels
 
     kernel = gemm_kernels.row_gates if len(x) == _ROW else gemm_kernels.gates
     return kernel(x, weight, floor, factor)
@@ -58,7 +58,7 @@ def gates(x: torch.Tensor, weight: torch.Tensor, floor: float, factor: float) ->
 
 def onto_(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
     """Add to total [rows, out] the product of x [rows, in] with [out, in]."""
-    from slipstream.gpu import gemm_kernels
+    from slipstream.gpu.kernels import gemm_kernels
 
     kernel = gemm_kernels.row_onto_ if len(x) == _ROW else gemm_kernels.onto_
     kernel(total, x, weight)

@@ -61,7 +61,7 @@ def score_rows(
     ids, as many as wanted; the rest is undefined, and all of it where less than none is wanted.
     """
     if runs_fused(logits):
-        from slipstream.gpu.score_kernels import score_rows as kernel
+        from slipstream.gpu.kernels.score_kernels import score_rows as kernel
 
         return kernel(logits, rows, tokens, wanted, TOPS)
     scores = logits[rows].float()

@@ -112,7 +112,7 @@ class Lanes:
         self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor, lines: torch.Tensor | None = None
     ) -> LaneRows:
         if runs_fused(first):
-            from slipstream.gpu.lane_kernels import place_rows
+            from slipstream.gpu.kernels.lane_kernels import place_rows
 
             placed = place_rows(first, self.tables, offsets, depths, lines, self.highest, PAGE_SIZE)
             return LaneRows(placed[0], self.highest, *placed[1:])
@@ -139,7 +139,7 @@ class Lanes:
         or more]: the number of accepted nodes, the deepest node, and the new tokens.
         """
         if runs_fused(chosen):
-            from slipstream.gpu.lane_kernels import advance
+            from slipstream.gpu.kernels.lane_kernels import advance
 
             advance(
                 chosen,
@@ -167,7 +167,7 @@ class Lanes:
         `data` [layers, 2, pages, kv heads, PAGE_SIZE, size]: a store of keys and values; path [lanes, depth].
         """
         if runs_fused(path):
-            from slipstream.gpu.lane_kernels import move
+            from slipstream.gpu.kernels.lane_kernels import move
 
             move(data, self.tables, self.slots, path)
             return
@@ -182,7 +182,7 @@ class Lanes:
         path are invalid, and are written again before they are read.
         """
         if runs_fused(path):
-            from slipstream.gpu.lane_kernels import store_features
+            from slipstream.gpu.kernels.lane_kernels import store_features
 
             store_features(data, taps, self.tables, self.slots, path)
             return
@@ -196,7 +196,7 @@ class Lanes:
         `data` [pages, PAGE_SIZE, width]. Zeros before the first token of a sequence.
         """
         if runs_fused(data):
-            from slipstream.gpu.lane_kernels import features_before
+            from slipstream.gpu.kernels.lane_kernels import features_before
 
             return features_before(data, self.tables, self.slots, self.accepted, self.depth + 1)
         first = self.slots - self.accepted - 1

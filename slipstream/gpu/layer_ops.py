@@ -45,14 +45,14 @@ def rotate_and_store(
     qkv [rows, (heads + 2 * kv heads) * size], with rotated pairs side by side; both [2, pages, kv heads, page size,
     size]. `bias`, of the width of qkv, is added first, after the norm.
     """
-    from slipstream.gpu import layer_kernels
+    from slipstream.gpu.kernels import layer_kernels
 
     layer_kernels.rotate_and_store(qkv, rows, both, heads, deferred, bias)
 
 
 def deferred_gate(both: torch.Tensor, deferred: DeferredNorm) -> torch.Tensor:
     """silu of the first half of each row times the second half, scaled first: [rows, 2n] -> [rows, n]."""
-    from slipstream.gpu import layer_kernels
+    from slipstream.gpu.kernels import layer_kernels
 
     return layer_kernels.deferred_gate(both, deferred)
 
@@ -60,7 +60,7 @@ def deferred_gate(both: torch.Tensor, deferred: DeferredNorm) -> torch.Tensor:
 def normed(parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], eps: float) -> torch.Tensor:
     """One or two kinds of rows [rows, width] with RMS norms of their own, side by side: [rows, kinds * width]."""
     if runs_fused(parts[0]):
-        from slipstream.gpu import layer_kernels
+        from slipstream.gpu.kernels import layer_kernels
 
         return layer_kernels.normed(parts, weights, eps)
     each = [functional.rms_norm(x, weight.shape, weight, eps) for x, weight in zip(parts, weights, strict=True)]

@@ -128,5 +128,5 @@ def _one_line(message: str) -> str:
     if message.startswith("NoExtension"):
         return "there is no text that it allows"
     lines = [line.strip() for line in message.strip().splitlines()]
-    told = " ".join(line for line in lines if line.strip("^ ") and not re.match(r"\d+ \|", line))
-    return told.partition(" while processing")[0][:300]
+    reason = " ".join(line for line in lines if line.strip("^ ") and not re.match(r"\d+ \|", line))
+    return reason.partition(" while processing")[0][:300]

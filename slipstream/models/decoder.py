@@ -64,7 +64,7 @@ class Layer:
     out: Linear | PostNorm
     mlp: MLP
     window: int | None
-    defers_norm: bool  # on a GPU: the product qkv takes unnormalised rows, and the norm is applied after it
+    defers_norm: bool  # on a GPU: the GEMM qkv takes unnormalised rows, and the norm is applied after it
 
 
 class _Rotations:
@@ -226,7 +226,7 @@ class Decoder(Model):
         layers: Sequence[int] | None,
         taps: Sequence[int],
     ) -> PassOutput:
-        """The same with our own kernels."""
+        """The forward pass by our own kernels."""
         x, done = self._enter(cache, store, segments, tokens_of(segments, self.device))
         entered = {done - 1: x.clone()} if done - 1 in taps else {}
         which = range(done, self.config.layers) if layers is None else layers

@@ -1,6 +1,6 @@
 """A cache of quantised weights, as the kernels read them: a large model is converted once and memory-mapped later.
 
-A file is a line of JSON and then the tensors of every product, in the order in which the decoder makes them. It is used
+A file is a line of JSON and then the tensors of every GEMM, in the order in which the decoder makes them. It is used
 only if complete: the line has its own hash, and a sum for every tensor. Its `key` has everything that the result
 depends on.
 """
@@ -37,7 +37,7 @@ _SAMPLES, _SAMPLE = 64, 4096  # samples of a model's file that identify it, and 
 
 @dataclass(frozen=True)
 class KeptPart:
-    """One tensor of a product, and its place in the file."""
+    """One tensor of a GEMM, and its place in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class KeptPart:
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """All products of a model, in the order in which the decoder makes them."""
+    """All GEMMs of a model, in the order in which the decoder makes them."""
 
     fingerprint: str
     products: Sequence[Packed]

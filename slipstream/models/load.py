@@ -88,14 +88,14 @@ def _obstacle(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, de
         return f"quantised weights compute in float32, not in {_name(dtype)}"
     if isinstance(checkpoint, AdapterCheckpoint):
         return f"{checkpoint.name} runs through transformers, which keeps its weights as they are"
-    return None if int8_levels() else "8-bit products are not computed correctly on this CPU"
+    return None if int8_levels() else "8-bit GEMMs are not computed correctly on this CPU"
 
 
 def require_exact(checkpoint: Checkpoint | AdapterCheckpoint, dtype: torch.dtype, device: str) -> None:
     """Refuse `exact` if it is known before loading that the kernels are not batch-invariant."""
     if device == "cpu":
         if dtype != torch.float32:
-            raise OptionError(f"exact: on a CPU products in {_name(dtype)} are not exact", hint="use dtype float32")
+            raise OptionError(f"exact: on a CPU GEMMs in {_name(dtype)} are not exact", hint="use dtype float32")
         return
     if isinstance(checkpoint, AdapterCheckpoint):
         raise OptionError(f"exact: {checkpoint.name} runs through transformers", hint="use device cpu, or leave it out")

@@ -18,7 +18,7 @@ from slipstream.models.layers.mlp import DenseMLP, even_silu
 from slipstream.models.layers.rope import RopeTable
 from slipstream.models.native_rows import NativeRows, RowGroup, attention_steps, native_shape, read_pages
 from slipstream.native import kernels
-from slipstream.native.call import Step, Words, address_of, program
+from slipstream.native.call import KernelArgs, Step, address_of, program
 from slipstream.native.kernel_args import Pass
 from slipstream.native.linear import ADDED, GATED, WRITTEN, Lines, NativeLinear
 from slipstream.native.shape import Shape
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _LEAST_ROWS = 64  # of the smallest buffer; more are allocated in powers of two
 
 
-class DenseProducts(NamedTuple):
-    """The products of a dense layer, all by our own kernels."""
+class DenseGemms(NamedTuple):
+    """The GEMMs of a dense layer, all by our own kernels."""
 
     qkv: NativeLinear
     out: NativeLinear
@@ -38,22 +38,22 @@ class DenseProducts(NamedTuple):
     down: NativeLinear
 
 
-def _products(layer: Layer) -> DenseProducts | None:
-    """The products of a layer without extras."""
+def _gemms(layer: Layer) -> DenseGemms | None:
+    """The GEMMs of a layer without extras."""
     mlp = layer.mlp
     if layer.q_norm is not None or layer.limits is not None or not isinstance(mlp, DenseMLP):
         return None
     if mlp.activation is not even_silu:
         return None
-    return dense_products(layer.qkv, layer.out, mlp.gate_up, mlp.down)
+    return dense_gemms(layer.qkv, layer.out, mlp.gate_up, mlp.down)
 
 
-def dense_products(*parts: object) -> DenseProducts | None:
-    """The four products, if all are by our own kernels and one of them can apply the gates."""
+def dense_gemms(*parts: object) -> DenseGemms | None:
+    """The four GEMMs, if all are by our own kernels and one of them can apply the gates."""
     native = [part for part in parts if isinstance(part, NativeLinear)]
     if len(native) < len(parts) or not native[2].can_pair:
         return None
-    return DenseProducts(*native)
+    return DenseGemms(*native)
 
 
 def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[RopeTable]) -> NativeLayers | None:
@@ -61,8 +61,8 @@ def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[
     shape = native_shape(config)
     if shape is None or len(ropes) > 1:
         return None
-    found = [products for layer in layers if (products := _products(layer)) is not None]
-    sizes = {tuple((part.inputs, part.width) for part in products) for products in found}
+    found = [gemms for layer in layers if (gemms := _gemms(layer)) is not None]
+    sizes = {tuple((part.inputs, part.width) for part in gemms) for gemms in found}
     if len(found) < len(layers) or len(sizes) > 1:  # all layers use the same buffers
         return None
     return NativeLayers(shape, config, found, [layer.window for layer in layers])
@@ -71,14 +71,14 @@ def native_layers(config: ModelConfig, layers: Sequence[Layer], ropes: Sequence[
 class Buffers:
     """The buffers of a pass over at most `rows` rows, and the steps compiled for their addresses.
 
-    `x`: the rows, which layers add to. `normed`: the input of the first product, if it is given with the rows.
+    `x`: the rows, which layers add to. `normed`: the input of the first GEMM, if it is given with the rows.
     """
 
-    def __init__(self, parts: DenseProducts, rows: int) -> None:
+    def __init__(self, parts: DenseGemms, rows: int) -> None:
         self.rows = rows
         self.steps: list[list[Step]] = []  # of every layer
         self.attending: list[tuple[Step, Step]] = []  # those that use pages
-        self.programs: dict[tuple[int, ...], Words] = {}
+        self.programs: dict[tuple[int, ...], KernelArgs] = {}
         self.store = 0, 0  # first and last address of the store that all steps use
         self.x = torch.empty(rows, parts.out.width)
         self.normed = torch.empty(rows, parts.qkv.inputs)
@@ -95,12 +95,12 @@ class NativeLayers:
         self,
         shape: Shape,
         config: ModelConfig,
-        layers: Sequence[DenseProducts],
+        layers: Sequence[DenseGemms],
         windows: Sequence[int | None],
         *,
         entered: bool = False,
     ) -> None:
-        """`entered`: the input of the first product is given with the rows; there is one layer then."""
+        """`entered`: the input of the first GEMM is given with the rows; there is one layer then."""
         self.shape = shape
         self._entered = entered
         self._layers = layers
@@ -110,12 +110,12 @@ class NativeLayers:
             layer.gate_up.pair()
         self._floor = torch.tensor([config.norm_eps * config.hidden_size])
         self._ones = torch.ones(config.hidden_size)
-        self._facts = np.zeros(Pass.WORDS, np.int64)  # of the current pass
+        self._facts = np.zeros(Pass.LENGTH, np.int64)  # of the current pass
         self._memory = self._prepared(_LEAST_ROWS)
 
     @property
     def steps(self) -> list[list[Step]]:
-        """Those of every layer."""
+        """The steps of every layer."""
         return self._memory.steps
 
     @property
@@ -185,7 +185,7 @@ class NativeLayers:
             memory.steps.append(self._layer_steps(memory, layer, window))
         return memory
 
-    def _layer_steps(self, memory: Buffers, layer: DenseProducts, window: int | None) -> list[Step]:
+    def _layer_steps(self, memory: Buffers, layer: DenseGemms, window: int | None) -> list[Step]:
         count = address_of(self._facts)
         x, qkv, mixed = Lines.of(memory.x), Lines.of(memory.qkv), Lines.of(memory.mixed)
         gated = Lines.of(memory.gated)

@@ -87,7 +87,7 @@ class NativeRows:
                 shared = committed if paths is not None else first + row + 1
                 tiles += (start + row, min(most, count - row), table, shared, committed)
         self._fill(positions, lists, places, tiles, numbers)
-        self._turns = rope.pairs(self._words[Pass.WORDS : Pass.WORDS + len(positions)], max(positions))
+        self._turns = rope.pairs(self._numbers[Pass.LENGTH : Pass.LENGTH + len(positions)], max(positions))
         span = -(-(max(positions) + 1) // _BLOCK) * _BLOCK
         self._scores = np.empty(threads() * most * shape.group * span, np.float32)
         self.facts[Pass.TURNS :] = address_of(self._turns), address_of(self._scores), span
@@ -96,17 +96,17 @@ class NativeRows:
         self, positions: list[int], lists: list[int], places: list[int], tiles: list[int], numbers: list[int]
     ) -> None:
         """One array for all: facts, then positions, lists and places of the rows, tiles, and what those point to."""
-        count, rows_at = len(positions), Pass.WORDS
+        count, rows_at = len(positions), Pass.LENGTH
         tiles_at = rows_at + 3 * count
         numbers_at = tiles_at + len(tiles)
-        self._words = np.empty(numbers_at + len(numbers), np.int64)
-        self.facts = self._words[:rows_at]
-        self.address = address_of(self._words)  # of the facts
+        self._numbers = np.empty(numbers_at + len(numbers), np.int64)
+        self.facts = self._numbers[:rows_at]
+        self.address = address_of(self._numbers)  # of the facts
         first = self.address + 8 * numbers_at
-        tiles[Tile.PAGES :: Tile.WORDS] = [first + 8 * index for index in tiles[Tile.PAGES :: Tile.WORDS]]
+        tiles[Tile.PAGES :: Tile.LENGTH] = [first + 8 * index for index in tiles[Tile.PAGES :: Tile.LENGTH]]
         by_row = range(self.address + 8 * rows_at, self.address + 8 * tiles_at, 8 * count)
-        facts = count, self.address + 8 * tiles_at, len(tiles) // Tile.WORDS, *by_row, 0, 0, 0
-        self._words[:] = [*facts, *positions, *(first + 8 * index for index in lists), *places, *tiles, *numbers]
+        facts = count, self.address + 8 * tiles_at, len(tiles) // Tile.LENGTH, *by_row, 0, 0, 0
+        self._numbers[:] = [*facts, *positions, *(first + 8 * index for index in lists), *places, *tiles, *numbers]
 
     def mix(self, qkv: torch.Tensor, store: LayerStore, window: int | None = None) -> torch.Tensor:
         """Attention alone: [rows, width of qkv] -> [rows, heads * size]. Writes K and V to the rows' slots."""
@@ -120,8 +120,8 @@ class NativeRows:
         mixed = qkv.new_empty(len(qkv), self._shape.heads * self._shape.size)
         steps = attention_steps(self._shape, self.address, Lines.of(qkv), Lines.of(mixed), window)
         read_pages(*steps, store)
-        words = program(steps[1:] if rotated else steps)
-        kernels.layers(self._shape).run(address_of(words))
+        args = program(steps[1:] if rotated else steps)
+        kernels.layers(self._shape).run(address_of(args))
         return mixed
 
 

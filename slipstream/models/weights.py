@@ -1,4 +1,4 @@
-"""From a checkpoint to what a decoder computes with: tensors, tables and products."""
+"""From a checkpoint to what a decoder computes with: tensors, tables and GEMMs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Weights:
     """The weights of one model, while its decoder is being built.
 
     If quantised matrices are cached, `read` returns meta tensors in their place. They may be `joined` like others, and
-    `linear` takes the next cached product.
+    `linear` takes the next cached GEMM.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Weights:
         return weight.to(device=self._device, dtype=self._dtype)
 
     def tables(self) -> tuple[Table, Linear]:
-        """The embedding table and the output product. With 4-bit layers these have 8 bits, for accuracy."""
+        """The embedding table and the output GEMM. With 4-bit layers these have 8 bits, for accuracy."""
         embed, tied = self.read("embed"), self._checkpoint.config.tied_head
         if self._quantize == "none":
             return embed, self.linear(embed if tied else self.read("head"))

@@ -31,7 +31,7 @@ def add_attention(module: ir.Module, name: str, shape: Shape) -> None:
     with code.taking(counter, code.times(count, shape.kv_heads)) as item:  # a head's tiles in turn: they read the same
         head = code.over(item, count)
         number = code.minus(item, code.times(head, count))
-        tile = code.at(code.address(facts, Pass.TILES), code.times(number, Tile.WORDS), I64)
+        tile = code.at(code.address(facts, Pass.TILES), code.times(number, Tile.LENGTH), I64)
         operands = [arguments, tile, head, thread]
         code.choose(code.number(tile, Tile.ROWS), [partial(code.builder.call, part, operands) for part in parts])
     code.done()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.int64]
-Step = tuple[int, Words]  # a function, and its arguments
+KernelArgs = npt.NDArray[np.int64]
+Step = tuple[int, KernelArgs]  # a function, and its arguments
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
@@ -18,9 +18,9 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
 
 
-def program(steps: Sequence[Step]) -> Words:
+def program(steps: Sequence[Step]) -> KernelArgs:
     """A program of steps; their arguments must outlive it."""
-    return np.array([len(steps), *(word for code, words in steps for word in (code, address_of(words)))], np.int64)
+    return np.array([len(steps), *(number for code, args in steps for number in (code, address_of(args)))], np.int64)
 
 
 class Call:
@@ -32,22 +32,22 @@ class Call:
     def __init__(self, *steps: Step) -> None:
         places: dict[int, int] = {}
         pattern = list(program(steps))
-        for _, words in steps:
-            if id(words) not in places:
-                places[id(words)] = len(pattern)
-                pattern += list(words)
+        for _, args in steps:
+            if id(args) not in places:
+                places[id(args)] = len(pattern)
+                pattern += list(args)
         self._pattern = np.array([*pattern, 0], np.int64)
-        starts = [8 * places[id(words)] for _, words in steps]
+        starts = [8 * places[id(args)] for _, args in steps]
         self._pointers = list(zip(range(2, 1 + 2 * len(steps), 2), starts, strict=True))
         self.arguments = list(places.values())  # where those of each step begin
 
-    def of(self, rows: int) -> Words:
+    def of(self, rows: int) -> KernelArgs:
         """The program for `rows` rows; the other arguments of the call are still to be set."""
-        words = self._pattern.copy()
-        address = address_of(words)
+        args = self._pattern.copy()
+        address = address_of(args)
         for place, start in self._pointers:
-            words[place] = address + start
+            args[place] = address + start
         for place in self.arguments:
-            words[place] = address + 8 * (len(words) - 1)
-        words[-1] = rows
-        return words
+            args[place] = address + 8 * (len(args) - 1)
+        args[-1] = rows
+        return args

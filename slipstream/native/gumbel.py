@@ -42,9 +42,9 @@ def _hash(code: Code, tokens: Value, low: Value, high: Value) -> Value:
     return mix(builder.add(mix(builder.xor(tokens, low)), high))
 
 
-def _key(code: Code, words: Value, index: int) -> tuple[Value, Value]:
+def _key(code: Code, args: Value, index: int) -> tuple[Value, Value]:
     """Both halves of a 64-bit key."""
-    key = code.number(words, index)
+    key = code.number(args, index)
     return code.builder.trunc(key, I32), code.builder.trunc(code.builder.lshr(key, code.whole(32)), I32)
 
 
@@ -126,22 +126,22 @@ def _consider(module: ir.Module, name: str) -> ir.Function:
     """The score of one token, compared with the best. NaN ends the search without a result."""
     code = Code(module, name, [POINTER, F32, I32, I64], inner=True)
     builder = code.builder
-    words, scaled, bits, index = code.arguments
+    args, scaled, bits, index = code.arguments
     unit = builder.fadd(builder.uitofp(bits, F64), ir.Constant(F64, 0.5))
     inner = code.unary("log", builder.fmul(unit, ir.Constant(F64, _SCALE)))
     score = builder.fsub(builder.fpext(scaled, F64), code.unary("log", builder.fneg(inner)))
     unknown = builder.fcmp_unordered("uno", score, score)
     score = builder.select(unknown, ir.Constant(F64, math.inf), score)
-    largest, second = (code.load(words, which, F64) for which in (Draw.FIRST, Draw.SECOND))
+    largest, second = (code.load(args, which, F64) for which in (Draw.FIRST, Draw.SECOND))
     larger = builder.fcmp_ordered(">", score, largest)
     loser = builder.select(larger, largest, score)
-    code.store(code.larger(loser, second), words, Draw.SECOND)
+    code.store(code.larger(loser, second), args, Draw.SECOND)
     largest = builder.select(larger, score, largest)
-    code.store(largest, words, Draw.FIRST)
-    code.store(builder.select(larger, index, code.number(words, Draw.RESULT)), words, Draw.RESULT)
+    code.store(largest, args, Draw.FIRST)
+    code.store(builder.select(larger, index, code.number(args, Draw.RESULT)), args, Draw.RESULT)
     share = builder.fmul(code.unary("fabs", largest), ir.Constant(F64, _SLACK_SHARE))
     bound = builder.fsub(builder.fsub(largest, share), ir.Constant(F64, _SLACK))
-    code.store(builder.fptrunc(bound, F32), words, 2 * Draw.BOUND)
+    code.store(builder.fptrunc(bound, F32), args, 2 * Draw.BOUND)
     return code.done()
 
 

@@ -11,42 +11,42 @@ class Pass:
     row sees, from the committed ones on; SCORES has SPAN floats for every query of a tile and thread.
     """
 
-    ROWS, TILES, TILE_COUNT, POSITIONS, LISTS, PLACES, TURNS, SCORES, SPAN, WORDS = range(10)
+    ROWS, TILES, TILE_COUNT, POSITIONS, LISTS, PLACES, TURNS, SCORES, SPAN, LENGTH = range(10)
 
 
 class Tile:
     """Some rows of one sequence: the address of its page numbers, positions that all of them see, those committed."""
 
-    FIRST, ROWS, PAGES, SHARED, COMMITTED, WORDS = range(6)
+    FIRST, ROWS, PAGES, SHARED, COMMITTED, LENGTH = range(6)
 
 
-class Product:
+class FloatGemm:
     """START: initial value of every row's sums."""
 
-    ROWS, X, X_STRIDE, WEIGHT, START, OUT, OUT_STRIDE, PANELS, INPUTS, WORDS = range(10)
+    ROWS, X, X_STRIDE, WEIGHT, START, OUT, OUT_STRIDE, PANELS, INPUTS, LENGTH = range(10)
 
 
-class Digits:
-    """Shared by the quantisation of rows and the product with their digits.
+class IntGemm:
+    """Shared by the quantisation of rows and the GEMM with their digits.
 
     COLUMNS multiply the inputs; UNITS receive the factor of a row's results, EXCESS what the added 128 contributes to
     them, and SUMS, for 4-bit weights, those of each group of inputs. FINENESS and FLOOR are addresses.
     """
 
     ROWS, X, X_STRIDE, COLUMNS, DIGITS, UNITS, EXCESS, INPUTS, FINENESS, FLOOR = range(10)
-    WEIGHT, SCALES, START, OUT, OUT_STRIDE, PANELS, SUMS, WORDS = range(10, 18)
+    WEIGHT, SCALES, START, OUT, OUT_STRIDE, PANELS, SUMS, LENGTH = range(10, 18)
 
 
 class Pack:
     """ROWS are those of a weight, X, of floats; WEIGHT and SCALES are the packed result."""
 
-    ROWS, X, X_STRIDE, INPUTS, WEIGHT, SCALES, WORDS = range(7)
+    ROWS, X, X_STRIDE, INPUTS, WEIGHT, SCALES, LENGTH = range(7)
 
 
 class Unpack:
     """Rows IDS (int64) of a packed WEIGHT, with SCALES, to OUT [rows, INPUTS]."""
 
-    ROWS, IDS, INPUTS, WEIGHT, SCALES, OUT, WORDS = range(7)
+    ROWS, IDS, INPUTS, WEIGHT, SCALES, OUT, LENGTH = range(7)
 
 
 class Norm:
@@ -66,7 +66,7 @@ class Attention:
 class Top:
     """COUNT values and ids of each row."""
 
-    ROWS, X, X_STRIDE, WIDTH, COUNT, VALUES, IDS, WORDS = range(8)
+    ROWS, X, X_STRIDE, WIDTH, COUNT, VALUES, IDS, LENGTH = range(8)
 
 
 class Draw:
@@ -75,10 +75,10 @@ class Draw:
     scores so far (float64), and what others have to exceed (float32).
     """
 
-    ROWS, X, COUNT, IDS, TEMPERATURE, KEY, RESULT, FIRST, SECOND, BOUND, WORDS = range(11)
+    ROWS, X, COUNT, IDS, TEMPERATURE, KEY, RESULT, FIRST, SECOND, BOUND, LENGTH = range(11)
 
 
 class Perturb:
     """Rows of WIDTH logits X; IDS and TEMPERATURE as above; KEYS has one for each row."""
 
-    ROWS, X, X_STRIDE, WIDTH, IDS, TEMPERATURE, KEYS, OUT, WORDS = range(9)
+    ROWS, X, X_STRIDE, WIDTH, IDS, TEMPERATURE, KEYS, OUT, LENGTH = range(9)

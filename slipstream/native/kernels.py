@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def products() -> Library:
-    """`product`, and `norm` and `top` of whole vectors.
+def float32() -> Library:
+    """`float32_gemm`, and `norm` and `top` of whole vectors.
 
-    Every product has variants: `..._added` adds to the output, `..._gated` has gates and values as results.
+    It has variants: `..._added` adds to the output, `..._gated` has gates and values as results.
     """
-    return library(f"products {here()!r}", functools.partial(_products, here()))
+    return library(f"float32 {here()!r}", functools.partial(_float32, here()))
 
 
 @functools.cache
 def int8() -> Library:
-    """For 8-bit weights: `pack`, `unpack`, `digit_product`, and `cut`, with a variant `cut_normed` that norms first."""
+    """For 8-bit weights: `pack`, `unpack`, `int8_gemm`, and `cut`, with a variant `cut_normed` that norms first."""
     amx = has_amx()
     return library(f"int8 {here()!r} {amx}", functools.partial(_int8, here(), amx))
 
 
 @functools.cache
 def int4() -> Library:
-    """For 4-bit weights, likewise: `nibble_product`, and `cut_groups` with a variant `cut_groups_normed`."""
+    """For 4-bit weights, likewise: `int4_gemm`, and `cut_groups` with a variant `cut_groups_normed`."""
     return library(f"int4 {here()!r}", functools.partial(_int4, here()))
 
 
@@ -62,46 +62,46 @@ def _endings() -> tuple[tuple[str, Ending], ...]:
     return ("", written), ("_added", added), ("_gated", gated)
 
 
-def _products(machine: Machine, module: ir.Module) -> None:
+def _float32(machine: Machine, module: ir.Module) -> None:
     from slipstream.native.gemm.few_rows_gemm import add_choice
-    from slipstream.native.gemm.float_gemm import add_product
+    from slipstream.native.gemm.float_gemm import add_gemm
     from slipstream.native.rows import add_norm
     from slipstream.native.top import add_top
 
     for twin, ending in _endings():
-        name, facts = f"product{twin}", (machine.lanes, machine.tile_rows, machine.piece, ending)
+        name, facts = f"float32_gemm{twin}", (machine.lanes, machine.tile_rows, machine.piece, ending)
         if machine.few_rows_sums:
-            by_tiles = add_product(module, f"{name}.tiles", *facts)
+            by_tiles = add_gemm(module, f"{name}.tiles", *facts)
             add_choice(module, name, by_tiles, machine.lanes, machine.few_rows_sums, ending)
         else:
-            add_product(module, name, *facts)
+            add_gemm(module, name, *facts)
     add_top(module, "top", machine.lanes)
     add_norm(module, "norm", machine.lanes)
 
 
 def _int8(machine: Machine, amx: bool, module: ir.Module) -> None:
     from slipstream.native.gemm.amx import add_choice
-    from slipstream.native.gemm.int8_gemm import add_product, add_quantize
+    from slipstream.native.gemm.int8_gemm import add_gemm, add_quantize
     from slipstream.native.gemm.packing import add_pack, add_unpack
 
     add_pack(module, "pack")
     add_unpack(module, "unpack")
     for twin, ending in _endings():
-        name = f"digit_product{twin}"
+        name = f"int8_gemm{twin}"
         if amx:
-            add_choice(module, name, add_product(module, f"{name}.vectors", ending, vnni=machine.vnni), ending)
+            add_choice(module, name, add_gemm(module, f"{name}.vectors", ending, vnni=machine.vnni), ending)
         else:
-            add_product(module, name, ending, vnni=machine.vnni)
+            add_gemm(module, name, ending, vnni=machine.vnni)
     add_quantize(module, "cut", normed=False)
     add_quantize(module, "cut_normed", normed=True)
 
 
 def _int4(machine: Machine, module: ir.Module) -> None:
-    from slipstream.native.gemm.int4_gemm import add_product
+    from slipstream.native.gemm.int4_gemm import add_gemm
     from slipstream.native.gemm.int8_gemm import add_quantize
 
     for twin, ending in _endings():
-        add_product(module, f"nibble_product{twin}", ending, vnni=machine.vnni)
+        add_gemm(module, f"int4_gemm{twin}", ending, vnni=machine.vnni)
     add_quantize(module, "cut_groups", normed=False, grouped=True)
     add_quantize(module, "cut_groups_normed", normed=True, grouped=True)
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 from slipstream.native import kernels
-from slipstream.native.call import Call, Step, Words, address_of
+from slipstream.native.call import Call, KernelArgs, Step, address_of
 from slipstream.native.compiler import Library
-from slipstream.native.kernel_args import Digits, Pack, Product, Unpack
+from slipstream.native.kernel_args import FloatGemm, IntGemm, Pack, Unpack
 from slipstream.native.shape import DIGIT_LANES, GROUP, SQUARE_ROWS
 
 _ROWS_TO_SHARE = 64  # unpacking fewer is not worth a second thread
@@ -54,10 +54,10 @@ class Space:
             torch.empty(rows * -(-inputs // GROUP)),
         )
 
-    def fill(self, words: Words) -> None:
+    def fill(self, args: KernelArgs) -> None:
         """Set the addresses of these buffers in the arguments."""
-        words[Digits.DIGITS], words[Digits.UNITS] = self.digits.data_ptr(), self.units.data_ptr()
-        words[Digits.EXCESS], words[Digits.SUMS] = self.excess.data_ptr(), self.sums.data_ptr()
+        args[IntGemm.DIGITS], args[IntGemm.UNITS] = self.digits.data_ptr(), self.units.data_ptr()
+        args[IntGemm.EXCESS], args[IntGemm.SUMS] = self.excess.data_ptr(), self.sums.data_ptr()
 
 
 class Packed(NamedTuple):
@@ -128,7 +128,7 @@ class NativeLinear(ABC):
     def steps(
         self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
-        """The product as steps; `rows` is the address of their number. `ending`: how results are written.
+        """The GEMM as steps; `rows` is the address of their number. `ending`: how results are written.
 
         `floor`: rows are normed first, and this is the address of the addend of their squared length.
         """
@@ -142,20 +142,20 @@ class NativeLinear(ABC):
         x = x if x.stride(-1) == 1 else x.contiguous()
         count = len(x)
         out, space = x.new_empty(count, self.width), self.space(count)
-        words, (place,) = self._call.of(count), self._call.arguments
-        self._fill(words[place:], x, out, space)
-        kernels.products().run(address_of(words))
+        args, (place,) = self._call.of(count), self._call.arguments
+        self._fill(args[place:], x, out, space)
+        kernels.float32().run(address_of(args))
         if self._weight.paired:
             return out.view(count, self.panels, 2, -1).transpose(1, 2).flatten(1)
         return out if self.width == self.outputs else out.narrow(1, 0, self.outputs)
 
     @abstractmethod
-    def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
+    def _fill(self, args: KernelArgs, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
         """Set the inputs and outputs of one call."""
 
 
 class FloatLinear(NativeLinear):
-    """A product with float32 weights. The packed copy is the only copy: the caller may drop the weight."""
+    """A GEMM with float32 weights. The packed copy is the only copy: the caller may drop the weight."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__((weight.shape[0], weight.shape[1]), bias)
@@ -174,28 +174,28 @@ class FloatLinear(NativeLinear):
     def steps(
         self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
-        words = np.zeros(Product.WORDS, np.int64)
-        words[Product.ROWS], words[Product.INPUTS], words[Product.PANELS] = rows, self.inputs, self.panels
-        words[Product.X], words[Product.X_STRIDE] = x.address, x.stride
-        words[Product.WEIGHT], words[Product.START] = self._weight.codes.data_ptr(), self._start.data_ptr()
-        words[Product.OUT], words[Product.OUT_STRIDE] = out.address, out.stride
-        return [(kernels.products()["product" + ending], words)]
+        args = np.zeros(FloatGemm.LENGTH, np.int64)
+        args[FloatGemm.ROWS], args[FloatGemm.INPUTS], args[FloatGemm.PANELS] = rows, self.inputs, self.panels
+        args[FloatGemm.X], args[FloatGemm.X_STRIDE] = x.address, x.stride
+        args[FloatGemm.WEIGHT], args[FloatGemm.START] = self._weight.codes.data_ptr(), self._start.data_ptr()
+        args[FloatGemm.OUT], args[FloatGemm.OUT_STRIDE] = out.address, out.stride
+        return [(kernels.float32()["float32_gemm" + ending], args)]
 
     def _paired_weight(self) -> Packed:
         vectors = self._weight.codes.view(self.panels, self.inputs, 2, -1).transpose(1, 2).flatten(0, 1)
         packed = _paired(vectors).unflatten(0, (self.panels, 2)).transpose(1, 2).flatten(2)
         return self._weight._replace(codes=packed, paired=True)
 
-    def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
-        words[Product.X], words[Product.X_STRIDE], words[Product.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
+    def _fill(self, args: KernelArgs, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
+        args[FloatGemm.X], args[FloatGemm.X_STRIDE], args[FloatGemm.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
 
 
 class RowQuantizedLinear(NativeLinear):
-    """A product that quantises its rows to digits first; `columns` multiply the inputs before that."""
+    """A GEMM that quantises its rows to digits first; `columns` multiply the inputs before that."""
 
     norms = True
     _cut: str  # the names of its two kernels
-    _product: str
+    _gemm: str
     _library: Callable[[], Library]  # that has them
 
     def __init__(
@@ -215,7 +215,7 @@ class RowQuantizedLinear(NativeLinear):
         bias: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
     ) -> Self:
-        """The product with an already packed weight."""
+        """The GEMM with an already packed weight."""
         product = cls.__new__(cls)
         RowQuantizedLinear.__init__(product, shape, fineness, bias, columns)
         product._weight = packed
@@ -238,29 +238,29 @@ class RowQuantizedLinear(NativeLinear):
     def steps(
         self, rows: int, x: Lines, out: Lines, space: Space | None, *, ending: str = WRITTEN, floor: int = 0
     ) -> list[Step]:
-        words = np.zeros(Digits.WORDS, np.int64)
-        words[Digits.ROWS], words[Digits.INPUTS], words[Digits.PANELS] = rows, self.inputs, self.panels
-        words[Digits.X], words[Digits.X_STRIDE], words[Digits.FLOOR] = x.address, x.stride, floor
-        words[Digits.COLUMNS], words[Digits.FINENESS] = self._columns.data_ptr(), self._fineness.data_ptr()
-        words[Digits.WEIGHT], words[Digits.SCALES] = self._weight.codes.data_ptr(), self._weight.scales.data_ptr()
-        words[Digits.OUT], words[Digits.OUT_STRIDE] = out.address, out.stride
-        words[Digits.START] = self._start.data_ptr()
+        args = np.zeros(IntGemm.LENGTH, np.int64)
+        args[IntGemm.ROWS], args[IntGemm.INPUTS], args[IntGemm.PANELS] = rows, self.inputs, self.panels
+        args[IntGemm.X], args[IntGemm.X_STRIDE], args[IntGemm.FLOOR] = x.address, x.stride, floor
+        args[IntGemm.COLUMNS], args[IntGemm.FINENESS] = self._columns.data_ptr(), self._fineness.data_ptr()
+        args[IntGemm.WEIGHT], args[IntGemm.SCALES] = self._weight.codes.data_ptr(), self._weight.scales.data_ptr()
+        args[IntGemm.OUT], args[IntGemm.OUT_STRIDE] = out.address, out.stride
+        args[IntGemm.START] = self._start.data_ptr()
         if space is not None:
-            space.fill(words)
+            space.fill(args)
         functions = type(self)._library()
-        cut, product = self._cut + "_normed" * bool(floor), self._product + ending
-        return [(functions[cut], words), (functions[product], words)]
+        cut, gemm = self._cut + "_normed" * bool(floor), self._gemm + ending
+        return [(functions[cut], args), (functions[gemm], args)]
 
-    def _fill(self, words: Words, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
+    def _fill(self, args: KernelArgs, x: torch.Tensor, out: torch.Tensor, space: Space | None) -> None:
         assert space is not None
-        words[Digits.X], words[Digits.X_STRIDE], words[Digits.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
-        space.fill(words)
+        args[IntGemm.X], args[IntGemm.X_STRIDE], args[IntGemm.OUT] = x.data_ptr(), x.stride(0), out.data_ptr()
+        space.fill(args)
 
 
 class NativeInt8Linear(RowQuantizedLinear):
-    """A product with a weight in 8 bits and a scale for each output. The packed copy is the only copy."""
+    """A GEMM with a weight in 8 bits and a scale for each output. The packed copy is the only copy."""
 
-    _cut, _product, _library = "cut", "digit_product", kernels.int8
+    _cut, _gemm, _library = "cut", "int8_gemm", kernels.int8
 
     def __init__(
         self,
@@ -274,11 +274,11 @@ class NativeInt8Linear(RowQuantizedLinear):
         codes = torch.empty(self.panels, self.inputs // 4, self._panel, 4, dtype=torch.uint8)
         scales = torch.empty(self.width)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        packing = Call((kernels.int8()["pack"], np.zeros(Pack.WORDS, np.int64)))
-        words, (place,) = packing.of(self.outputs), packing.arguments
+        packing = Call((kernels.int8()["pack"], np.zeros(Pack.LENGTH, np.int64)))
+        args, (place,) = packing.of(self.outputs), packing.arguments
         facts = weight.data_ptr(), weight.stride(0), self.inputs, codes.data_ptr(), scales.data_ptr()
-        words[place + Pack.X : place + Pack.WORDS] = facts
-        kernels.int8().run(address_of(words))
+        args[place + Pack.X : place + Pack.LENGTH] = facts
+        kernels.int8().run(address_of(args))
         self._weight = Packed(codes, scales)
 
     def _paired_weight(self) -> Packed:
@@ -297,16 +297,16 @@ class NativeInt8Linear(RowQuantizedLinear):
         if ids.numel() and int(ids.numpy().view(np.uint64).max()) >= self.outputs:  # negative ones, too
             raise IndexError(f"ids up to {int(ids.max())} of a matrix with {self.outputs} rows")
         out = torch.empty(*ids.shape, self.inputs)
-        words, (place,) = self._unpack.of(ids.numel()), self._unpack.arguments
-        words[place + Unpack.IDS], words[place + Unpack.OUT] = ids.data_ptr(), out.data_ptr()
-        kernels.int8().run(address_of(words), alone=ids.numel() < _ROWS_TO_SHARE)
+        args, (place,) = self._unpack.of(ids.numel()), self._unpack.arguments
+        args[place + Unpack.IDS], args[place + Unpack.OUT] = ids.data_ptr(), out.data_ptr()
+        kernels.int8().run(address_of(args), alone=ids.numel() < _ROWS_TO_SHARE)
         return out
 
 
 class NativeInt4Linear(RowQuantizedLinear):
-    """A product with 4-bit weights: codes [out, in], and scale and offset of each group of inputs."""
+    """A GEMM with 4-bit weights: codes [out, in], and scale and offset of each group of inputs."""
 
-    _cut, _product, _library = "cut_groups", "nibble_product", kernels.int4
+    _cut, _gemm, _library = "cut_groups", "int4_gemm", kernels.int4
 
     def __init__(
         self,

@@ -20,9 +20,9 @@ CALLED = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "sched_y
 
 @dataclass(frozen=True)
 class Machine:
-    """`lanes`: floats of a vector; `tile_rows`: of a tile. `int8`: has kernels for 8-bit products; `vnni`: with the
+    """`lanes`: floats of a vector; `tile_rows`: of a tile. `int8`: has kernels for 8-bit GEMMs; `vnni`: with the
     instruction for them, in vectors of 64 bytes. `piece`: inputs that several tiles process one after the other while
-    their weights are in the L1 cache. `few_rows_sums`: accumulators of a float32 product of few rows that reads several
+    their weights are in the L1 cache. `few_rows_sums`: accumulators of a float32 GEMM of few rows that reads several
     panels side by side; 0 where that is not known to be faster.
     """
 
@@ -67,7 +67,7 @@ def machine() -> Machine | None:
 
 @functools.cache
 def has_amx() -> bool:
-    """Whether there is a matrix unit (AMX). The check starts a process, so only 8-bit products ask."""
+    """Whether there is a matrix unit (AMX). The check starts a process, so only 8-bit GEMMs ask."""
     found = machine()
     if found is None or not found.vnni:
         return False

@@ -1,4 +1,4 @@
-"""Operations on rows between the products: norms, rotations, and storing keys and values in pages."""
+"""Operations on rows between the GEMMs: norms, rotations, and storing keys and values in pages."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DIGIT_BASE = 128  # of the digits of 8-bit products, and the offset of a code
+DIGIT_BASE = 128  # of the digits of 8-bit GEMMs, and the offset of a code
 DIGIT_LANES = 16  # of the vectors of the VNNI instruction
 SQUARE_ROWS = 8  # whose digits the matrix unit processes at once: buffers must have room for as many
 GROUP = 32  # inputs of a 4-bit matrix that share a scale and an offset

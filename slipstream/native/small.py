@@ -24,18 +24,18 @@ class RMSNorms:
         steps, start = [], 0
         for weight, floor in zip(self._weights, self._floors, strict=True):
             facts = start, self._width, len(weight), floor.data_ptr(), weight.data_ptr()
-            steps.append((kernels.products()["norm"], np.array([0, 0, 0, *facts], np.int64)))
+            steps.append((kernels.float32()["norm"], np.array([0, 0, 0, *facts], np.int64)))
             start += weight.nbytes
         self._call = Call(*steps)
 
     def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
         """Rows [rows, width] of each kind -> [rows, all widths]."""
         out = parts[0].new_empty(len(parts[0]), self._width)
-        words, address = self._call.of(len(out)), out.data_ptr()
+        args, address = self._call.of(len(out)), out.data_ptr()
         for place, part in zip(self._call.arguments, parts, strict=True):
-            words[place + Norm.X], words[place + Norm.X_STRIDE] = part.data_ptr(), part.stride(0)
-            words[place + Norm.OUT] += address
-        kernels.products().run(address_of(words))
+            args[place + Norm.X], args[place + Norm.X_STRIDE] = part.data_ptr(), part.stride(0)
+            args[place + Norm.OUT] += address
+        kernels.float32().run(address_of(args))
         return out
 
 
@@ -44,18 +44,18 @@ def top_probabilities(logits: torch.Tensor, count: int) -> tuple[npt.NDArray[np.
     rows, width = logits.shape
     values, ids = np.empty((rows, count), np.float32), np.empty((rows, count), np.int32)
     call = _top()
-    words, (place,) = call.of(rows), call.arguments
-    words[place + Top.X :] = (
+    args, (place,) = call.of(rows), call.arguments
+    args[place + Top.X :] = (
         *(logits.data_ptr(), logits.stride(0), width, count, address_of(values), address_of(ids)),
         rows,
     )
-    kernels.products().run(address_of(words))
+    kernels.float32().run(address_of(args))
     return ids, values
 
 
 @functools.cache
 def _top() -> Call:
-    return Call((kernels.products()["top"], np.zeros(Top.WORDS, np.int64)))
+    return Call((kernels.float32()["top"], np.zeros(Top.LENGTH, np.int64)))
 
 
 def drawn(logits: torch.Tensor, temperature: float, key: int, ids: torch.Tensor | None = None) -> int | None:
@@ -65,20 +65,20 @@ def drawn(logits: torch.Tensor, temperature: float, key: int, ids: torch.Tensor 
     a score is not finite: then the library's logarithm decides.
     """
     call = _draw(ids is not None)
-    words, (place,) = call.of(1), call.arguments
+    args, (place,) = call.of(1), call.arguments
     address = 0 if ids is None else ids.data_ptr()
-    words[place + Draw.X : place + Draw.RESULT] = (
+    args[place + Draw.X : place + Draw.RESULT] = (
         *(logits.data_ptr(), len(logits), address),
         *(_bits(temperature), _signed(key)),
     )
-    kernels.noise().run(address_of(words), alone=True)
-    index = int(words[place + Draw.RESULT])
+    kernels.noise().run(address_of(args), alone=True)
+    index = int(args[place + Draw.RESULT])
     return index if index >= 0 else None
 
 
 @functools.cache
 def _draw(listed: bool) -> Call:
-    return Call((kernels.noise()["draw_listed" if listed else "draw"], np.zeros(Draw.WORDS, np.int64)))
+    return Call((kernels.noise()["draw_listed" if listed else "draw"], np.zeros(Draw.LENGTH, np.int64)))
 
 
 def perturbed(
@@ -91,18 +91,18 @@ def perturbed(
     rows, width = logits.shape
     scores, row_keys = torch.empty(rows, width), np.array([_signed(key) for key in keys], np.int64)
     call = _perturb(ids is not None)
-    words, (place,) = call.of(rows), call.arguments
-    words[place + Perturb.X : place + Perturb.WORDS] = (
+    args, (place,) = call.of(rows), call.arguments
+    args[place + Perturb.X : place + Perturb.LENGTH] = (
         *(logits.data_ptr(), logits.stride(0), width, 0 if ids is None else ids.data_ptr()),
         *(_bits(temperature), address_of(row_keys), scores.data_ptr()),
     )
-    kernels.noise().run(address_of(words))
+    kernels.noise().run(address_of(args))
     return scores
 
 
 @functools.cache
 def _perturb(listed: bool) -> Call:
-    return Call((kernels.noise()["perturb_listed" if listed else "perturb"], np.zeros(Perturb.WORDS, np.int64)))
+    return Call((kernels.noise()["perturb_listed" if listed else "perturb"], np.zeros(Perturb.LENGTH, np.int64)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from slipstream.async_llm import AsyncStream
-from slipstream.errors import OptionError
+from slipstream.checks import require
 from slipstream.sequence import Request
 from slipstream.server.failures import ApiError
 from slipstream.server.service import Service
@@ -33,8 +33,7 @@ def sampling_params(service: Service, body: SamplingBody, **settled: Any) -> Sam
         raise ApiError(400, "prompt_logprobs cannot be streamed", param="prompt_logprobs")
     params = SamplingParams(**given | {name: value for name, value in settled.items() if value is not None})
     most = service.llm.max_num_seqs
-    if params.n > most:
-        raise OptionError(f"n={params.n} is out of range", hint=f"valid: 1 to {most}, the sequences that run at once")
+    require(params.n <= most, "n", params.n, f"1 to {most}, the sequences that run at once")
     return params
 
 

@@ -26,25 +26,25 @@ class OutputItems:
 
     def push(self, parsed: Parsed, logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add a piece of the answer; returns its events."""
-        told: list[Event] = []
+        events: list[Event] = []
         self._held += logprobs
         if parsed.reasoning:
-            told += self._text("reasoning", parsed.reasoning)
+            events += self._text("reasoning", parsed.reasoning)
         if parsed.content:
-            told += self._text("message", parsed.content)
+            events += self._text("message", parsed.content)
         for call in parsed.tool_calls:
-            told += self._called(call)
-        return told
+            events += self._called(call)
+        return events
 
     def close(self) -> list[Event]:
         """The answer is over. One without any text has an empty message."""
-        told = [] if self.items else self._begin("message")
-        return told + self._end()
+        events = [] if self.items else self._begin("message")
+        return events + self._end()
 
     def _text(self, kind: str, text: str) -> list[Event]:
-        told = []
+        events = []
         if self._open is None or self._open["type"] != kind:
-            told = self._end() + self._begin(kind)
+            events = self._end() + self._begin(kind)
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
@@ -53,21 +53,21 @@ class OutputItems:
             delta["logprobs"] = self._held
             part["logprobs"] += self._held
         self._held = []
-        return [*told, delta]
+        return [*events, delta]
 
     def _called(self, call: ToolCallDelta) -> list[Event]:
-        told = []
+        events = []
         if self._open is None or self._open["type"] != "function_call" or self._call != call.index:
-            told = self._end()
+            events = self._end()
             item = {"type": "function_call", "id": f"fc_{uuid4().hex}", "call_id": call.id or f"call_{uuid4().hex}"}
             item |= {"name": call.name or "", "arguments": "", "status": "in_progress"}
             self._call = call.index
-            told += self._added(item)
+            events += self._added(item)
         assert self._open is not None
         if call.arguments:
             self._open["arguments"] += call.arguments
-            told.append({"type": "response.function_call_arguments.delta", **self._item(), "delta": call.arguments})
-        return told
+            events.append({"type": "response.function_call_arguments.delta", **self._item(), "delta": call.arguments})
+        return events
 
     # -- items begin and end ------------------------------------------------------------------------------------------
 
@@ -79,10 +79,10 @@ class OutputItems:
         else:
             item = {"type": kind, "id": f"msg_{uuid4().hex}", "role": "assistant", "content": []}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        told = self._added({**item, "status": "in_progress"})
+        events = self._added({**item, "status": "in_progress"})
         assert self._open is not None
         self._open["content"].append(part)
-        return [*told, {"type": "response.content_part.added", **self._where(), "part": _copied(part)}]
+        return [*events, {"type": "response.content_part.added", **self._where(), "part": _copied(part)}]
 
     def _added(self, item: dict[str, Any]) -> list[Event]:
         self.items.append(item)
@@ -96,20 +96,20 @@ class OutputItems:
         if item is None:
             return []
         item["status"] = "completed"
-        told: list[Event] = []
+        events: list[Event] = []
         if item["type"] == "function_call":
             said = {"name": item["name"], "arguments": item["arguments"]}
-            told.append({"type": "response.function_call_arguments.done", **self._item(), **said})
+            events.append({"type": "response.function_call_arguments.done", **self._item(), **said})
         else:
             part = item["content"][0]
             done: Event = {"type": f"response.{part['type']}.done", **self._where(), "text": part["text"]}
             if "logprobs" in part:
                 part["logprobs"] += self._held
                 done["logprobs"], self._held = part["logprobs"], []
-            told += [done, {"type": "response.content_part.done", **self._where(), "part": _copied(part)}]
-        told.append({"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": {**item}})
+            events += [done, {"type": "response.content_part.done", **self._where(), "part": _copied(part)}]
+        events.append({"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": {**item}})
         self._open = None
-        return told
+        return events
 
     def _item(self) -> dict[str, Any]:
         assert self._open is not None

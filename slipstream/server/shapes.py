@@ -10,20 +10,20 @@ from typing import Any
 from slipstream.text import Tokenizer
 from slipstream.text.pieces import Style
 from slipstream.tree import TokenTree
-from slipstream.types import Completion, Decision, Logprob, Logprobs, Stats
+from slipstream.types import Completion, Decision, Logprob, Logprobs, Stats, best_tokens
 
 _LOWEST = -9999.0  # JSON has no minus infinity
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, **details: int) -> dict[str, Any]:
     """Tokens that were read and written; `details` of those that were written."""
-    told: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-    return {**told, "completion_tokens_details": details} if details else told
+    return {**counts, "completion_tokens_details": details} if details else counts
 
 
 def total(completions: Iterable[Completion]) -> Stats:
@@ -91,18 +91,13 @@ def chat_logprobs(entries: Sequence[Logprobs], tokenizer: Tokenizer, top: int) -
 
 def _chat_entry(entry: Logprobs, tokenizer: Tokenizer, top: int) -> dict[str, Any]:
     chosen, *_ = (_spelled(id, entry, tokenizer) for id in entry)
-    return {**chosen, "top_logprobs": [_spelled(id, entry, tokenizer) for id in _likeliest(entry, top)]}
+    return {**chosen, "top_logprobs": [_spelled(id, entry, tokenizer) for id in best_tokens(entry, top)]}
 
 
 def _spelled(id: int, entry: Logprobs, tokenizer: Tokenizer) -> dict[str, Any]:
     text = entry[id].decoded_token or ""
     piece = text.encode() if tokenizer.decoding.style is Style.OTHER else tokenizer.piece(id)
     return {"token": text, "logprob": max(entry[id].logprob, _LOWEST), "bytes": list(piece)}
-
-
-def _likeliest(entry: Logprobs, top: int) -> list[int]:
-    """The `top` likeliest tokens of an entry, which also has the chosen one."""
-    return sorted(entry, key=lambda id: entry[id].rank or 0)[:top]
 
 
 def completion_logprobs(
@@ -117,7 +112,8 @@ def completion_logprobs(
         "tokens": texts,
         "token_logprobs": [e and max(e[t].logprob, _LOWEST) for t, e in zip(tokens, entries, strict=True)],
         "top_logprobs": [
-            e and {e[id].decoded_token or "": max(e[id].logprob, _LOWEST) for id in _likeliest(e, top)} for e in entries
+            e and {e[id].decoded_token or "": max(e[id].logprob, _LOWEST) for id in best_tokens(e, top)}
+            for e in entries
         ]
         if top
         else None,

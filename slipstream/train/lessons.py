@@ -33,7 +33,7 @@ class Page:
     lengths: torch.Tensor  # [batch]
 
     def to(self, device: str) -> Page:
-        """The same on a device."""
+        """This page on a device."""
         parts = (part.to(device, non_blocking=True) for part in (self.tokens, self.prompt_lens, self.lengths))
         return Page(self.indices, *parts)
 

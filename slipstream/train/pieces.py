@@ -38,8 +38,8 @@ def settings_in(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether arguments are those of a state that was read from a file."""
-    told: dict[str, Any] = json.loads(json.dumps(now))
-    return before == told
+    given: dict[str, Any] = json.loads(json.dumps(now))
+    return before == given
 
 
 def bring_in(record: Record, shards: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from slipstream.attention import Segment, exact_paged, tree_segment
 from slipstream.attention.exact_paged import without_trunk
 from slipstream.cache import PageTable
 from slipstream.tree import TokenTree
-from tests.exact_attention import Pass, random_tree
+from tests.attention.exact_attention import Pass, random_tree
 
 
 @pytest.mark.kernels

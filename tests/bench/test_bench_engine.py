@@ -329,7 +329,7 @@ def test_the_verb_writes_results_and_compares_them(tiny: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch", "0"], "--batch: 0 is out of range"),
+        (["--batch", "0"], "batch=0 is out of range"),
         (["--batch", "x"], "--batch 'x' is not a list of numbers"),
         (["--price", "cheap"], "--price 'cheap' is not a price per hour"),
         (["--minutes", "0"], "minutes=0.0 is out of range"),

@@ -16,8 +16,8 @@ from slipstream.bench.report.charts import Point, Series
 from slipstream.bench.report.page import render
 from slipstream.bench.report.svg import Scale, Svg
 from slipstream.bench.report.tree_chart import token_tree
+from tests.bench.sse_server import serving
 from tests.invoking import invoke
-from tests.sse_server import serving
 
 VOID = {"meta", "br", "img", "link", "input"}
 

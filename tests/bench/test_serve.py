@@ -15,9 +15,9 @@ from slipstream.bench.serve.events import read_answer
 from slipstream.bench.serve.load import Load, Offered, Wire, offer
 from slipstream.bench.serve.metrics import point, service_levels
 from slipstream.errors import OptionError
+from tests.bench.sse_server import SseServer, serving
 from tests.invoking import invoke
 from tests.serving import served
-from tests.sse_server import SseServer, serving
 
 
 def prompts(count: int, **more: Any) -> list[BenchPrompt]:

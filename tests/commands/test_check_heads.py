@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cache import PAGE_SIZE
-from slipstream.commands.check import examine
+from slipstream.commands.check.verb import examine
 from slipstream.commands.shared.options import ModelSetup
 from slipstream.models.memory import KV_SHARE
 from slipstream.sequence import TARGET
@@ -80,6 +80,6 @@ def test_the_head_that_auto_finds_is_counted_where_it_fits(tmp_path: Path, monke
     assert not examine(ModelSetup(model=MODEL, speculate="auto:drafters=suffix")).heads
     plain = examine(ModelSetup(model=MODEL, speculate="none")).memory
     least = plain.weights + int(plain.kv / KV_SHARE) + 1
-    monkeypatch.setattr("slipstream.commands.check.available_bytes", lambda device: least)
+    monkeypatch.setattr("slipstream.commands.check.verb.available_bytes", lambda device: least)
     tight = examine(ModelSetup(model=MODEL))
     assert not tight.heads and tight.memory.fits, "it is left out, as loading does"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.commands.batch_lines import LineDefaults, read_lines
+from slipstream.commands.batch.lines import LineDefaults, read_lines
 from slipstream.llm import LLM
 from slipstream.types import SamplingParams
 from tests.invoking import ROOT, invoke, save_model

@@ -98,7 +98,7 @@ def test_every_model_of_a_composed_drafter_is_checked(tiny: str, other: str) -> 
 
 
 def test_check_refuses_what_does_not_fit(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.commands.check.available_bytes", lambda device: 300_000)
+    monkeypatch.setattr("slipstream.commands.check.verb.available_bytes", lambda device: 300_000)
     done = invoke("check", "-m", tiny)
     assert done.exit_code == 2
     length = re.search(r"--max-model-len (\d+) would fit", done.stdout)

@@ -69,8 +69,8 @@ def test_verbs_work_without_typer_and_rich(tiny: str, tmp_path: Path) -> None:
     (tmp_path / "q.txt").write_text("Hi")
     script = (
         "import sys\nsys.modules['typer'] = sys.modules['rich'] = None\n"
-        "from slipstream.commands.run import run\nfrom slipstream.commands.check import check\n"
-        "from slipstream.commands.drafters import drafters\nfrom slipstream.commands.batch import batch\n"
+        "from slipstream.commands.run import run\nfrom slipstream.commands.check.verb import check\n"
+        "from slipstream.commands.drafters import drafters\nfrom slipstream.commands.batch.verb import batch\n"
         "from slipstream.commands.shared.options import EngineSetup, Sampling\n"
         f"setup = EngineSetup(model={tiny!r})\n"
         "run('Hi', setup, Sampling(max_tokens=4))\ncheck(setup)\ndrafters()\n"

@@ -23,8 +23,8 @@ from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.errors import DraftFault, OptionError
 from slipstream.sequence import Request, Sequence
 from slipstream.tree import Draw, TokenTree
-from tests import plug_ins
-from tests.plug_ins import NONSENSE, plug_in
+from tests.drafters import plug_ins
+from tests.drafters.plug_ins import NONSENSE, plug_in
 from tests.tiny import plain_answers, tiny_llm
 
 PROMPTS = [[7, 3, 5, 2] * 5, [1, 2, 3]]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slipstream import LLM
-from slipstream.drafters.cascade import CascadeDrafter
-from slipstream.drafters.composite import CompositeDrafter
+from slipstream.drafters.composites.cascade import CascadeDrafter
+from slipstream.drafters.composites.composite import CompositeDrafter
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.policy import Progress
 from slipstream.tree import TokenTree

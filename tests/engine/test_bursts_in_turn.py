@@ -43,7 +43,7 @@ def told_in_bursts(name: str, go_on: bool, monkeypatch: pytest.MonkeyPatch) -> t
                 assert lanes.slots[lane] == sequence.cached == len(sequence.tokens) - 1
                 assert lanes.tokens[lane, 0] == sequence.tokens[-1]
         if not go_on:
-            launched.buffers.seats.forget()
+            launched.buffers.lane_map.forget()
 
     with monkeypatch.context() as patched:
         patched.setattr(Lanes, "fill", counted_fill)
@@ -98,7 +98,7 @@ def test_arrivals_departures_and_preemptions_change_no_text(
         def settled(launched: Launched, *args: Any, settle: Any = settle, go_on: bool = go_on) -> None:
             settle(launched, *args)
             if not go_on:
-                launched.buffers.seats.forget()
+                launched.buffers.lane_map.forget()
 
         monkeypatch.setattr(burst, "settle", settled)
         outputs = dict(llm.answers(mixed(seed), 4))

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams
 from slipstream.engine.extras import Level
-from slipstream.engine.seats import LanePosition, Seats
+from slipstream.engine.lane_map import LaneMap, LanePosition
 from slipstream.gpu.graphs import bucket, sizes
 from slipstream.gpu.lanes import Lanes
 from slipstream.sequence import Sequence
@@ -100,15 +100,15 @@ def positions(llm: LLM, count: int) -> list[LanePosition]:
 def test_lanes_are_kept_vacated_and_taken() -> None:
     llm = drafting("none")
     a, b, c, d = positions(llm, 4)
-    seats = Seats(4)
-    assert seats.take([a, b, c]) == ([0, 1, 2], {0: a.sequence, 1: b.sequence, 2: c.sequence})
-    seats.leave([0, 1, 2], [a, b, c])
-    assert seats.take([c, a]) == ([2, 0], {1: None}), "b has left: its lane is emptied"
-    seats.leave([2, 0], [c, a])
-    assert seats.take([c, d, a]) == ([2, 1, 0], {1: d.sequence}), "d takes the free lane"
-    seats.leave([2, 1, 0], [c, d._replace(tokens=9), a])
-    assert seats.take([a, d]) == ([0, 1], {2: None, 1: d.sequence}), "d is not where its lane is"
-    assert seats.take([a, d]) == ([0, 1], {0: a.sequence, 1: d.sequence}), "a burst that failed is not relied on"
+    lane_map = LaneMap(4)
+    assert lane_map.take([a, b, c]) == ([0, 1, 2], {0: a.sequence, 1: b.sequence, 2: c.sequence})
+    lane_map.leave([0, 1, 2], [a, b, c])
+    assert lane_map.take([c, a]) == ([2, 0], {1: None}), "b has left: its lane is emptied"
+    lane_map.leave([2, 0], [c, a])
+    assert lane_map.take([c, d, a]) == ([2, 1, 0], {1: d.sequence}), "d takes the free lane"
+    lane_map.leave([2, 1, 0], [c, d._replace(tokens=9), a])
+    assert lane_map.take([a, d]) == ([0, 1], {2: None, 1: d.sequence}), "d is not where its lane is"
+    assert lane_map.take([a, d]) == ([0, 1], {0: a.sequence, 1: d.sequence}), "a burst that failed is not relied on"
 
 
 def test_a_batch_shrinks_after_some_patience_and_grows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from slipstream.gpu import adjust_kernels, cut_kernels, sampling_kernels, score_kernels
+from slipstream.gpu.kernels import adjust_kernels, cut_kernels, sampling_kernels, score_kernels
 
 ROWS = {"logits": "*bf16", "keys": "*i64", "temperatures": "*fp32"}
 SIZES = {"rows": "i32", "vocab": "i32", "stride": "i32", "blocks": "i32"}

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from slipstream.gpu.sampling_kernels import gumbel, near_gumbel
+from slipstream.gpu.kernels.sampling_kernels import gumbel, near_gumbel
 
 
 @triton.jit

@@ -129,7 +129,7 @@ def test_what_lanes_cannot_hold() -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("seed", range(2))
 def test_the_kernel_adjusts_the_same(seed: int) -> None:
-    from slipstream.gpu.adjust_kernels import adjust
+    from slipstream.gpu.kernels.adjust_kernels import adjust
 
     sequences, lanes, tables = filled(seed, DEVICE)
     positions = after(sequences, lanes).to(DEVICE)
@@ -164,7 +164,7 @@ def test_log_probabilities_are_those_of_each_row(kind: torch.dtype) -> None:
 
 @pytest.mark.kernels
 def test_the_kernel_scores_the_same() -> None:
-    from slipstream.gpu.score_kernels import score_rows as kernel
+    from slipstream.gpu.kernels.score_kernels import score_rows as kernel
 
     logits, rows, tokens = (part.to(DEVICE) for part in rows_to_score())
     logits = torch.nn.functional.pad(logits, (0, 9000), value=-7.0)  # several blocks

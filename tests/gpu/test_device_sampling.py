@@ -133,7 +133,7 @@ def test_cuts_of_many_rows_are_those_of_each(kind: torch.dtype) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize(("vocabulary", "kind"), [(3000, torch.float32), (9000, torch.bfloat16)])
 def test_the_kernel_cuts_the_same(vocabulary: int, kind: torch.dtype) -> None:
-    from slipstream.gpu.cut_kernels import draw_cut
+    from slipstream.gpu.kernels.cut_kernels import draw_cut
 
     rows = rows_to_cut(vocabulary, kind)
     rows = rows if DEVICE == "cuda" else rows[::3]  # the interpreter takes its time
@@ -147,7 +147,7 @@ def test_the_kernel_cuts_the_same(vocabulary: int, kind: torch.dtype) -> None:
 
 @pytest.mark.kernels
 def test_the_fused_kernel_draws_the_same() -> None:
-    from slipstream.gpu.sampling_kernels import draw
+    from slipstream.gpu.kernels.sampling_kernels import draw
 
     torch.manual_seed(0)
     for vocabulary, kind in ((2048, torch.float32), (5000, torch.float32), (3000, torch.float16)):
@@ -163,7 +163,7 @@ def test_the_fused_kernel_draws_the_same() -> None:
 
 @pytest.mark.kernels
 def test_keys_of_one_kernel_are_those_of_the_definition() -> None:
-    from slipstream.gpu.sampling_kernels import match_keys
+    from slipstream.gpu.kernels.sampling_kernels import match_keys
 
     for count in (1, 7, 300):
         stems = torch.randint(0, 1 << 32, (2, count), generator=torch.Generator().manual_seed(count))

@@ -11,7 +11,7 @@ from tests.interpreted import DEVICE
 
 @pytest.mark.kernels
 def test_a_row_has_the_same_bits_in_any_batch(fresh_memory_is_nan: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slipstream.gpu import exact_kernels
+    from slipstream.gpu.kernels import exact_kernels
 
     torch.manual_seed(0)
     kinds = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")

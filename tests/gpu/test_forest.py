@@ -18,7 +18,7 @@ from tests.interpreted import DEVICE
 
 @pytest.mark.kernels
 def test_the_kernels_do_what_the_plain_operations_do() -> None:
-    from slipstream.gpu import forest_kernels as kernels
+    from slipstream.gpu.kernels import forest_kernels as kernels
 
     torch.manual_seed(0)
 

@@ -12,7 +12,7 @@ from tests.interpreted import DEVICE
 
 @pytest.mark.kernels
 def test_the_kernels_compute_what_the_plain_operations_do() -> None:
-    from slipstream.gpu import fused_kernels as kernels
+    from slipstream.gpu.kernels import fused_kernels as kernels
 
     torch.manual_seed(0)
 

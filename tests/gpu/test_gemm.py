@@ -12,7 +12,7 @@ from tests.interpreted import DEVICE
 
 @pytest.mark.kernels
 def test_the_kernels_do_what_the_plain_operations_do() -> None:
-    from slipstream.gpu import gemm_kernels as kernels
+    from slipstream.gpu.kernels import gemm_kernels as kernels
 
     torch.manual_seed(0)
     kind = torch.bfloat16 if DEVICE == "cuda" else torch.float16
@@ -74,7 +74,7 @@ def test_where_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.kernels
 def test_the_sides_that_pay_are_whole_pieces_of_what_a_program_takes() -> None:
-    from slipstream.gpu import gemm_kernels as kernels
+    from slipstream.gpu.kernels import gemm_kernels as kernels
 
     assert gemm._INNER % kernels.ROW_INNER == 0 and gemm._OUTER % (2 * kernels.ROW_COLUMNS) == 0
     assert gemm._TREE == kernels.ROWS

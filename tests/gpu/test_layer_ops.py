@@ -12,7 +12,7 @@ from tests.interpreted import DEVICE
 
 @pytest.mark.kernels
 def test_the_kernels_do_what_the_plain_operations_do() -> None:
-    from slipstream.gpu import layer_kernels as kernels
+    from slipstream.gpu.kernels import layer_kernels as kernels
 
     torch.manual_seed(0)
 

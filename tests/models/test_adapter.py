@@ -24,7 +24,7 @@ from slipstream.models.view import TargetView
 from slipstream.sampling import Sampler
 from slipstream.sequence import TARGET
 from slipstream.tree import TokenTree
-from tests.foreign import CONTEXT, KINDS, VOCABULARY, foreign_directory, foreign_model
+from tests.models.foreign import CONTEXT, KINDS, VOCABULARY, foreign_directory, foreign_model
 from tests.tiny import tiny_directory
 
 STORE = "test"

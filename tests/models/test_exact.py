@@ -112,7 +112,7 @@ def test_several_sequences_in_one_pass_have_the_bits_that_each_has_alone() -> No
 @pytest.mark.parametrize(("inner", "outer"), [(32, 16), (64, 97), (576, 960), (1536, 576)])
 def test_products_give_a_row_the_same_bits_in_any_batch(kind: Any, inner: int, outer: int) -> None:
     if kind is linear.PackedLinear and not linear.packing_works():
-        pytest.skip("no packed products in this build")
+        pytest.skip("no packed GEMMs in this build")
     weight, bias, x = torch.randn(outer, inner), torch.randn(outer), torch.randn(70, inner)
     product = kind(weight, bias)
     alone = torch.cat([product(x[i : i + 1]) for i in range(len(x))])

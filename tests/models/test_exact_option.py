@@ -22,9 +22,9 @@ from slipstream.models.load import load_model, require_exact
 from slipstream.models.weights import Weights
 from slipstream.tree import TokenTree
 from tests.checkpoints import refused
-from tests.foreign import foreign_directory
 from tests.invoking import invoke
 from tests.laned import tile_segments
+from tests.models.foreign import foreign_directory
 from tests.models.test_families import build
 from tests.tiny import tiny_directory, tiny_llm
 
@@ -89,6 +89,6 @@ def test_command_line(tiny: str) -> None:
     assert invoke("check", "-m", tiny, "--exact").exit_code == 0
     for verb in (["run", "hello"], ["check"], ["tune", "--method", "layer_skip"]):
         wrong = invoke(*verb, "-m", tiny, "--exact", "--dtype", "bfloat16", "--device", "cpu")
-        assert wrong.exit_code == 2 and "exact: on a CPU products in bfloat16 are not exact" in wrong.stderr
+        assert wrong.exit_code == 2 and "exact: on a CPU GEMMs in bfloat16 are not exact" in wrong.stderr
     for verb in ("run", "chat", "demo", "check", "tune"):
         assert "--exact" in invoke(verb, "--help").stdout

@@ -15,9 +15,9 @@ from slipstream.models.formats.resolve import open_model
 from slipstream.models.layers import quantized
 from slipstream.models.load import choose_quantize, load_model, require_memory, weight_bytes
 from tests.checkpoints import refused
-from tests.foreign import foreign_directory
 from tests.gguf_files import Q, write_dense
 from tests.invoking import invoke
+from tests.models.foreign import foreign_directory
 
 
 def chosen(path: Path, quantize: str = "auto", dtype: torch.dtype = torch.float32, device: str = "cpu") -> str:

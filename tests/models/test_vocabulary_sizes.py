@@ -14,7 +14,7 @@ SIZES = [*range(2, 41), 63, 65, 1001, 16_385]
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
 def test_every_size(quantize: str) -> None:
     if quantize != "none" and not int8_levels():
-        pytest.skip("8-bit products are not right on this CPU")
+        pytest.skip("8-bit GEMMs are not right on this CPU")
     for size in SIZES if quantize == "none" else SIZES[::3]:
         llm = LLM(tiny_directory(vocab_size=size), quantize=quantize, speculate="suffix", cache_tokens=1024)
         assert llm.exact, size

@@ -27,8 +27,8 @@ _KEPT: list[Library] = []
 
 def forget_kernels() -> None:
     """The next kernels requested are compiled again; calls with addresses of the former ones keep working."""
-    _KEPT.extend(cached() for cached in (kernels.noise, kernels.products) if cached.cache_info().currsize)
-    for cached in (kernels.noise, kernels.products, small._draw, small._perturb, small._top):
+    _KEPT.extend(cached() for cached in (kernels.noise, kernels.float32) if cached.cache_info().currsize)
+    for cached in (kernels.noise, kernels.float32, small._draw, small._perturb, small._top):
         cached.cache_clear()
 
 

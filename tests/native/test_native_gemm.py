@@ -59,14 +59,14 @@ _KEPT: list[Library] = []
 
 def forget_kernels() -> None:
     """The next kernels requested are compiled again; programs with addresses of the former ones keep working."""
-    if kernels.products.cache_info().currsize:
-        _KEPT.append(kernels.products())
-    for cached in (kernels.products, kernels.layers):
+    if kernels.float32.cache_info().currsize:
+        _KEPT.append(kernels.float32())
+    for cached in (kernels.float32, kernels.layers):
         cached.cache_clear()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 4), (70, 48), (960, 576), (33, 1540)])
-def test_a_float_product_is_the_product(lanes: int, outputs: int, inputs: int) -> None:
+def test_a_float_gemm_is_the_product(lanes: int, outputs: int, inputs: int) -> None:
     generator = torch.Generator().manual_seed(outputs)
     weight, bias = torch.randn(outputs, inputs, generator=generator), torch.randn(outputs, generator=generator)
     product = FloatLinear(weight, bias)
@@ -76,7 +76,7 @@ def test_a_float_product_is_the_product(lanes: int, outputs: int, inputs: int) -
         torch.testing.assert_close(product(x).double(), wanted, atol=2e-4, rtol=1e-5)
 
 
-def test_rows_of_a_float_product_are_batch_invariant(lanes: int) -> None:
+def test_rows_of_a_float_gemm_are_batch_invariant(lanes: int) -> None:
     product, x = FloatLinear(torch.randn(200, 300)), torch.randn(40, 300)  # more inputs than a piece has
     together = product(x)
     for start, stop in ((0, 1), (3, 5), (20, 23), (7, 19), (11, 40), (39, 40)):
@@ -104,8 +104,8 @@ def test_panels_side_by_side_have_the_bits_of_panels_alone(
                 out, count = start[:rows].clone(), np.array([rows])
                 part = FloatLinear(weight[: panels * panel], bias[: panels * panel])
                 steps = part.steps(count.ctypes.data, Lines.of(x), Lines.of(out), None, ending=ending)
-                words = program(steps)
-                kernels.products().run(words.ctypes.data)
+                args = program(steps)
+                kernels.float32().run(args.ctypes.data)
                 results[-1].append(out)
     finally:
         torch.set_num_threads(before)

@@ -14,8 +14,8 @@ from slipstream.cache import LayerStore, PagedCache
 from slipstream.models.layers.linear import int8_kernels_work, native_works
 from slipstream.models.load import load_model
 from slipstream.native import linear
+from tests.native.tracing import interrupted
 from tests.tiny import tiny_directory
-from tests.tracing import interrupted
 
 pytestmark = pytest.mark.skipif(not native_works(), reason="no kernels of our own on this machine")
 
@@ -28,7 +28,7 @@ from slipstream.cache import PagedCache
 from slipstream.models import native_layers, native_rows
 from slipstream.models.load import load_model
 from slipstream.native import call, linear
-from tests.tracing import interrupted
+from tests.native.tracing import interrupted
 
 torch.set_num_threads(1)
 model, _ = load_model(sys.argv[1], dtype="float32", device="cpu", quantize=sys.argv[2])

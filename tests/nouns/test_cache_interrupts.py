@@ -16,8 +16,8 @@ import pytest
 
 from slipstream import cache as cache_module
 from slipstream.cache import PageTable
+from tests.native.tracing import interrupted
 from tests.nouns.test_cache import SIZE, STORES, make_cache, read, write
-from tests.tracing import interrupted
 
 PAGES = 8
 FIRST = list(range(100, 100 + 2 * SIZE + 2))  # two full pages and a part of a third

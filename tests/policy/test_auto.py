@@ -13,8 +13,8 @@ import pytest
 from slipstream import LLM, SamplingParams
 from slipstream.cache import PAGE_SIZE
 from slipstream.drafters import Drafter, DraftOptions
-from slipstream.drafters.auto import available
 from slipstream.drafters.base import DraftRequest
+from slipstream.drafters.composites.auto import available
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head_checkpoint import own
 from slipstream.drafters.registry import DrafterSpec

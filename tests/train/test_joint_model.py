@@ -25,8 +25,8 @@ from slipstream.train.joint.merged_model import MergedCheckpoint, require_writab
 from slipstream.train.joint.model import TUNED, TunedModel, updates_of
 from slipstream.train.teacher import Teacher
 from tests.gguf_files import Q, write_dense
+from tests.models.formats.test_gguf_families import metadata_of, tensors_of, write
 from tests.models.test_families import SHAPE, build
-from tests.models.test_gguf_families import metadata_of, tensors_of, write
 from tests.vocabularies import CHATS, TEMPLATE, TEXTS, gguf_of_byte_level, gguf_of_spm, train_byte_level
 
 DENSE = [

@@ -18,7 +18,7 @@ from slipstream import noise
 from slipstream.tree import Draw, TokenTree
 from slipstream.verify import Block, Match, Rejection, Traversal
 from slipstream.verify.traversal import after_rejection, share
-from tests.outcomes import (
+from tests.verify.outcomes import (
     Numbered,
     all_trees,
     continuation,
@@ -29,7 +29,7 @@ from tests.outcomes import (
     small_tables,
     step_law,
 )
-from tests.tables import (
+from tests.verify.tables import (
     Prefix,
     Randomness,
     TableDrafter,

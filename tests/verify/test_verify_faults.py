@@ -9,7 +9,7 @@ import torch
 
 from slipstream.tree import TokenTree
 from slipstream.verify import Verifier, make_verifier
-from tests.outcomes import all_trees, levels, outcomes
+from tests.verify.outcomes import all_trees, levels, outcomes
 
 P = {(): torch.tensor([0.5, 0.5]), (0,): torch.tensor([0.5, 0.5]), (1,): torch.tensor([0.5, 0.5])}
 

@@ -15,7 +15,7 @@ from slipstream import noise
 from slipstream.tree import Draw, TokenTree
 from slipstream.verify import Rejection, Verdict, Verifier, rejection
 from slipstream.verify.base import Distributions
-from tests.tables import (
+from tests.verify.tables import (
     Prefix,
     Randomness,
     TableDrafter,

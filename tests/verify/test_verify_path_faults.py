@@ -18,8 +18,8 @@ from slipstream import noise
 from slipstream.tree import TokenTree
 from slipstream.verify import Block, Rejection, Traversal, Verdict, Verifier, block, traversal
 from slipstream.verify.base import Distributions
-from tests.outcomes import Shape, continuation, distribution, levels, random_tables, step_law
-from tests.tables import (
+from tests.verify.outcomes import Shape, continuation, distribution, levels, random_tables, step_law
+from tests.verify.tables import (
     PREFIXES,
     PROMPT,
     Prefix,

@@ -17,7 +17,7 @@ from slipstream.sampling import Sampler, TreeDistributions
 from slipstream.tree import TokenTree
 from slipstream.types import SamplingParams
 from slipstream.verify import Match, Rejection
-from tests.tables import (
+from tests.verify.tables import (
     LONGEST,
     POSITIONS,
     PROMPT,

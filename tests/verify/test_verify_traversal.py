@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from slipstream.tree import Draw, TokenTree
 from slipstream.verify import Match, Rejection, Traversal, Verdict
-from tests.outcomes import (
+from tests.verify.outcomes import (
     Numbered,
     Shape,
     continuation,
@@ -27,7 +27,7 @@ from tests.outcomes import (
     small_tables,
     step_law,
 )
-from tests.tables import (
+from tests.verify.tables import (
     LONGEST,
     Prefix,
     TableDrafter,

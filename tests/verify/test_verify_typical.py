@@ -19,8 +19,9 @@ from slipstream.cli import app
 from slipstream.tree import TokenTree
 from slipstream.verify import Match, Typical, make_verifier
 from slipstream.verify.typical import DELTA, EPSILON, threshold
-from tests.outcomes import Numbered, distribution
-from tests.tables import (
+from tests.tiny import tiny_directory, tiny_llm
+from tests.verify.outcomes import Numbered, distribution
+from tests.verify.tables import (
     Prefix,
     Randomness,
     TableDrafter,
@@ -32,7 +33,6 @@ from tests.tables import (
     p_value,
     target_tables,
 )
-from tests.tiny import tiny_directory, tiny_llm
 
 # -- what is typical --------------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ def test_what_it_adds_itself_is_drawn_from_the_target() -> None:
 # -- and it says so ---------------------------------------------------------------------------------------------------
 
 
-class Heard(logging.Handler):
+class Messages(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -141,8 +141,8 @@ class Heard(logging.Handler):
 
 
 @pytest.fixture
-def heard() -> Iterator[list[str]]:
-    handler = Heard()
+def messages() -> Iterator[list[str]]:
+    handler = Messages()
     logging.getLogger("slipstream").addHandler(handler)
     yield handler.lines
     logging.getLogger("slipstream").removeHandler(handler)
@@ -154,19 +154,19 @@ def test_only_typical_is_lossy() -> None:
     assert [name for name in names if make_verifier(name).lossy] == ["typical"]
 
 
-def test_an_llm_warns_once_and_its_answers_carry_the_label(heard: list[str]) -> None:
+def test_an_llm_warns_once_and_its_answers_carry_the_label(messages: list[str]) -> None:
     llm = tiny_llm(speculate="suffix", verifier="typical")
     for _ in range(2):
         output = llm.generate([[1, 2, 3, 1, 2]], SamplingParams(max_tokens=12, seed=1))[0]
         assert output.stats.lossy
     llm.use("ngram")
-    assert heard == ["verifier 'typical' is lossy: outputs may differ from the model's own distribution"]
+    assert messages == ["verifier 'typical' is lossy: outputs may differ from the model's own distribution"]
 
 
 @pytest.mark.parametrize("verifier", ["match", "rejection", "block", "traversal"])
-def test_the_others_carry_no_label(verifier: str, heard: list[str]) -> None:
+def test_the_others_carry_no_label(verifier: str, messages: list[str]) -> None:
     output = tiny_llm(speculate="suffix", verifier=verifier).generate([[1, 2, 1, 2]], SamplingParams(max_tokens=4))[0]
-    assert not output.stats.lossy and heard == []
+    assert not output.stats.lossy and messages == []
 
 
 def test_run_says_so() -> None:

@@ -96,9 +96,9 @@ def _head(results: Json) -> str:
     plain, drafted = figures[PLAIN][ALL], figures[best][ALL]
     weights = "" if model["quantize"] == "none" else f", weights in {model['quantize']}"
     where = machine.get("gpus") or [machine.get("cpu", "")]
-    told = f"{model['name']}, {model['dtype']}{weights}, on {where[0]}; {results['conditions'][0]['name']}"
+    note = f"{model['name']}, {model['dtype']}{weights}, on {where[0]}; {results['conditions'][0]['name']}"
     if plain is None or drafted is None:
-        return f"<h1>{escape(model['name'])}</h1><p class='soft'>{escape(told)}</p>"
+        return f"<h1>{escape(model['name'])}</h1><p class='soft'>{escape(note)}</p>"
     tiles = [
         _tile(f"{speed.value:.2f}x", _interval_text(speed, best), "main" if speed.value >= 1 else "main bad"),
         _tile(f"{drafted['tok_s'][0]:.0f} tok/s", f"instead of {plain['tok_s'][0]:.0f} tok/s"),
@@ -115,7 +115,7 @@ def _head(results: Json) -> str:
         tiles.append(_tile(f"{drafted['cost_per_million_tokens']:.2f}", saved))
     lossy = "" if not drafted["lossy"] else "<p><b>Lossy:</b> the verifier may change what the model says.</p>"
     return (
-        f"<h1>{escape(_headline(model['name'], best, speed))}</h1><p class='soft'>{escape(told)}</p>"
+        f"<h1>{escape(_headline(model['name'], best, speed))}</h1><p class='soft'>{escape(note)}</p>"
         f'<div class="hero">{"".join(tiles)}</div>{lossy}'
     )
 
@@ -146,8 +146,8 @@ def _interval_text(speed: Interval, name: str) -> str:
     return f"with {name}{span}"
 
 
-def _tile(value: str, told: str, kind: str = "") -> str:
-    return f'<div class="tile {kind}"><b>{escape(value)}</b><span>{escape(told)}</span></div>'
+def _tile(value: str, note: str, kind: str = "") -> str:
+    return f'<div class="tile {kind}"><b>{escape(value)}</b><span>{escape(note)}</span></div>'
 
 
 def _verdicts(results: Json) -> str:
@@ -219,8 +219,8 @@ def _beyond(figures: Json) -> str:
         low, high = (each[ALL] or {}).get("speedup_beyond", (None, None, None))[1:]
         if name != PLAIN and low is not None:
             spans.append(f"{escape(name)} {low:.2f}x to {high:.2f}x")
-    told = " Intervals are for the prompts of this file; for others of these kinds: "
-    return told + ", ".join(spans) + "." if spans else ""
+    note = " Intervals are for the prompts of this file; for others of these kinds: "
+    return note + ", ".join(spans) + "." if spans else ""
 
 
 def _depth_notes(figures: Json, series: Sequence[Series]) -> str:
@@ -248,8 +248,8 @@ def legend(series: Iterable[Series]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _section(title: str, told: str, content: str) -> str:
-    return f'<section><h2>{escape(title)}</h2><p class="soft">{escape(told)}</p>{content}</section>'
+def _section(title: str, note: str, content: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="soft">{escape(note)}</p>{content}</section>'
 
 
 def _figure(content: str, caption: str) -> str:

@@ -27,17 +27,17 @@ def samples(
     kinds = {name: _KINDS[number % len(_KINDS)] for number, name in enumerate(origins)}
     shown = "".join(_said(each, kinds) for each in _chosen(taken, series))
     marks = "".join(f'<li><i class="{kinds[name]}"></i>drafted by {escape(name)}</li>' for name in origins)
-    told = "Marked tokens were drafted and accepted; the others are the model's own, one at the end of each step."
-    yield section("Who wrote it", told, f'<ul class="legend">{marks}<li>unmarked: the model itself</li></ul>{shown}')
+    note = "Marked tokens were drafted and accepted; the others are the model's own, one at the end of each step."
+    yield section("Who wrote it", note, f'<ul class="legend">{marks}<li>unmarked: the model itself</li></ul>{shown}')
     trees = [each for each in taken if each["tree"] is not None and len(each["tree"]["accepted"]) > 0]
     if trees:
         best = max(trees, key=lambda each: interest(each["tree"]["parents"], len(each["tree"]["accepted"])))
         tree = best["tree"]
-        told = (
+        note = (
             f"One step of {best['setting']}: {len(tree['tokens']) - 1} tokens drafted as a tree, verified in one pass, "
             f"{len(tree['accepted'])} accepted (filled), and one of the model's own (bold frame)."
         )
-        yield section("A step", told, f'<div class="scroll">{token_tree(tree, kinds)}</div>')
+        yield section("A step", note, f'<div class="scroll">{token_tree(tree, kinds)}</div>')
     decided = [each for each in taken if each["decisions"]]
     if decided:
         ways = list(dict.fromkeys("+".join(step["drafters"]) for each in decided for step in each["decisions"]))
@@ -50,9 +50,9 @@ def samples(
             for each in decided[:2]
         )
         marks = "".join(f'<li><i class="{kind}"></i>{escape(way)}</li>' for way, kind in colours.items())
-        told = "What the policy decided in each step of an answer. Hover over a bar for its reason."
+        note = "What the policy decided in each step of an answer. Hover over a bar for its reason."
         yield section(
-            "Decisions", told, f'{drawn}<ul class="legend">{marks}<li><i class="plain"></i>no draft</li></ul>'
+            "Decisions", note, f'{drawn}<ul class="legend">{marks}<li><i class="plain"></i>no draft</li></ul>'
         )
 
 

@@ -7,8 +7,10 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from slipstream.types import best_tokens
+
 if TYPE_CHECKING:
-    from slipstream.types import Completion, Logprob, Logprobs, SamplingParams
+    from slipstream.types import Completion, Logprob, SamplingParams
 
 _SEED_BITS = 53  # JavaScript rounds longer integers, and a rounded seed is another seed
 
@@ -30,16 +32,11 @@ def choice_as_dict(completion: Completion, params: SamplingParams) -> dict[str, 
     }
     if completion.logprobs is not None:
         choice["logprobs"] = [
-            _entry(token, found[token]) | {"top": _likeliest(found, params.logprobs or 0)}
+            _entry(token, found[token])
+            | {"top": [_entry(best, found[best]) for best in best_tokens(found, params.logprobs or 0)]}
             for token, found in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
     return choice
-
-
-def _likeliest(found: Logprobs, count: int) -> list[dict[str, Any]]:
-    """The likeliest tokens of a position, best first."""
-    ranked = sorted(found.items(), key=lambda pair: pair[1].rank or 0)
-    return [_entry(token, logprob) for token, logprob in ranked[:count]]
 
 
 def _entry(token: int, found: Logprob) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import checks, folders
 from slipstream.commands.shared.options import EngineSetup
-from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, passing
+from slipstream.commands.shared.terminal import ProgressBar, mebibytes, note, temporary_line
 from slipstream.models.formats import builtin
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def open_llm(setup: EngineSetup) -> LLM:
     arguments = _arguments(setup)
     from slipstream.llm import LLM
 
-    with passing(f"loading {setup.model} ..."):
+    with temporary_line(f"loading {setup.model} ..."):
         return LLM(setup.model, **arguments)
 
 
@@ -30,7 +30,7 @@ def open_async_llm(setup: EngineSetup, **more: Any) -> AsyncLLM:
     arguments = _arguments(setup)
     from slipstream.async_llm import AsyncLLM
 
-    with passing(f"loading {setup.model} ..."):
+    with temporary_line(f"loading {setup.model} ..."):
         return AsyncLLM(setup.model, **arguments, **more)
 
 
@@ -39,7 +39,7 @@ def _arguments(setup: EngineSetup) -> dict[str, Any]:
     spec = setup.drafter()
     if setup.threads is not None:
         checks.integer("threads", setup.threads, 1)
-    with passing("loading torch ..."):
+    with temporary_line("loading torch ..."):
         import torch
 
         from slipstream.verify import make_verifier

@@ -83,7 +83,7 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class EngineSetup(ModelSetup):
-    """The same, for verbs that run the model."""
+    """The model, its drafter and its engine, for verbs that run the model."""
 
     verifier: Annotated[
         str, Described("how drafts are verified: match, rejection, block, traversal or typical (lossy)")

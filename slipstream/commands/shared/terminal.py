@@ -88,7 +88,7 @@ def _rich_table(headers: Sequence[str], rows: list[list[str]], numeric: set[int]
 
 
 @contextmanager
-def passing(text: str) -> Iterator[None]:
+def temporary_line(text: str) -> Iterator[None]:
     """A temporary line on stderr while something runs; in a terminal only."""
     shown = sys.stderr.isatty()
     if shown:

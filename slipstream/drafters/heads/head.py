@@ -65,7 +65,7 @@ class Rows:
         return cls(filled, torch.arange(len(filled), device=places.device) < len(places))
 
     def to(self, device: torch.device | str) -> Rows:
-        """The same on a device, without synchronisation."""
+        """These rows on a device, without synchronisation."""
         return Rows(*(part.to(device, non_blocking=True) for part in (self.places, self.real)))
 
 

@@ -15,7 +15,7 @@ from slipstream.gpu.layer_ops import DeferredNorm
 from slipstream.models.config import ModelConfig
 from slipstream.models.layers.linear import AddingLinear, add_product, make_draft_linear
 from slipstream.models.layers.rope import inverse_frequencies
-from slipstream.models.native_layers import NativeLayers, dense_products
+from slipstream.models.native_layers import NativeLayers, dense_gemms
 from slipstream.models.native_rows import native_shape
 from slipstream.models.unfold import PlainLayer
 
@@ -47,7 +47,7 @@ class HeadLayer(nn.Module):
         return torch.cat(parts, 1)
 
     def project(self, qkv: torch.Tensor, turns: torch.Tensor) -> Projected:
-        """The product with `qkv`, [batch, length, width of q, k and v], split into q, k and v."""
+        """The GEMM with `qkv`, [batch, length, width of q, k and v], split into q, k and v."""
         config = self.config
         parts = rotated(qkv, turns).unflatten(-1, (-1, config.head_dim)).transpose(1, 2)
         return Projected(*parts.split([config.heads, config.kv_heads, config.kv_heads], dim=1))
@@ -151,7 +151,7 @@ class PagedHeadLayer:
 
     def _as_program(self) -> NativeLayers | None:
         """The whole layer as one program of our own kernels, if available."""
-        shape, parts = self._native_shape, dense_products(self._qkv, self._out, self._gate_up, self._down)
+        shape, parts = self._native_shape, dense_gemms(self._qkv, self._out, self._gate_up, self._down)
         if shape is None or parts is None:
             return None
         return NativeLayers(shape, self._config, [parts], [None], entered=True)

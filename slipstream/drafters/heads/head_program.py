@@ -22,8 +22,8 @@ from slipstream.models.layers.rope import RopeTable
 from slipstream.models.native_layers import Buffers, NativeLayers
 from slipstream.models.native_rows import NativeRows, RowGroup
 from slipstream.native import kernels
-from slipstream.native.call import Step, Words, address_of, program
-from slipstream.native.kernel_args import Norm, Product, Top
+from slipstream.native.call import KernelArgs, Step, address_of, program
+from slipstream.native.kernel_args import FloatGemm, Norm, Top
 from slipstream.native.linear import Lines, NativeLinear
 
 _LEAVING = 16  # rows with room for their logits, at first
@@ -86,7 +86,7 @@ class NodeRows:
 
     @staticmethod
     def of(growth: Growth) -> NodeRows:
-        """Those of a tree."""
+        """The rows of a tree."""
         tree, root, fed = growth.tree, growth.root_slot, growth.fed
         paths = [[root, *(root + node for node in tree.path(new))] for new in range(fed, len(tree))]
         return NodeRows(growth.sequence.table, root, root + fed, paths)
@@ -122,7 +122,7 @@ class _Steps:
         self.features, self.source, self.top = fuse[0][1], last[1], top  # arguments of the steps that read them
         enter = [embedded, hidden, *buffers.steps[0]]
         self._held = fuse, enter, last, output  # the programs have their addresses
-        leaves: list[list[Step]] = [[last, *output], [last, *output, (kernels.products()["top"], top)]]
+        leaves: list[list[Step]] = [[last, *output], [last, *output, (kernels.float32()["top"], top)]]
         # Those that end with what leaves are indexed by whether its likeliest tokens are chosen.
         self.enter, self.leave = program([*fuse, *enter]), [program(leave) for leave in leaves]
         self.known = [program([*fuse, *enter, *leave]) for leave in leaves]
@@ -131,7 +131,7 @@ class _Steps:
     def _norm(self, which: int, rows: int, x: Lines, out: Lines) -> Step:
         weight = self._weights[which]
         facts = [rows, x.address, x.stride, out.address, out.stride, len(weight)]
-        return kernels.products()["norm"], np.array([*facts, self._floor.data_ptr(), weight.data_ptr()], np.int64)
+        return kernels.float32()["norm"], np.array([*facts, self._floor.data_ptr(), weight.data_ptr()], np.int64)
 
 
 class HeadProgram:
@@ -158,11 +158,11 @@ class HeadProgram:
     ) -> Left:
         """Rows of known tokens with features of the target; those in `wanted` leave, with `count` tokens each."""
         steps = self._entered(rows, embedded, store, len(wanted))
-        steps.features[Product.X], steps.features[Product.X_STRIDE] = features.data_ptr(), features.stride(0)
+        steps.features[FloatGemm.X], steps.features[FloatGemm.X_STRIDE] = features.data_ptr(), features.stride(0)
         if len(wanted) == 1:
             last = steps.x[wanted[0] : wanted[0] + 1]
             return self._left(steps, last, steps.known[self._chooses(count)], count).kept()
-        kernels.products().run(address_of(steps.enter))
+        kernels.float32().run(address_of(steps.enter))
         last = steps.x[wanted]
         if not wanted:
             return Left(last, steps.logits[:0, : self._parts.output.outputs], [])
@@ -181,12 +181,12 @@ class HeadProgram:
     def _chooses(self, count: int) -> bool:
         return 0 < count <= _CHILDREN and self._parts.chooses
 
-    def _left(self, steps: _Steps, rows: Hidden, words: Words, count: int) -> Left:
+    def _left(self, steps: _Steps, rows: Hidden, args: KernelArgs, count: int) -> Left:
         """Run a program after which these rows leave."""
         leaving = len(rows)
         steps.leaving[0], steps.top[Top.COUNT] = leaving, count
         steps.source[Norm.X], steps.source[Norm.X_STRIDE] = rows.ctypes.data, rows.strides[0] // rows.itemsize
-        kernels.products().run(address_of(words))
+        kernels.float32().run(address_of(args))
         likeliest = None
         if self._chooses(count):
             # There is no column for NaN.

@@ -17,7 +17,7 @@ from slipstream.models.rows import PlacedRows
 
 
 class Injection:
-    """The projections of all layers as one product."""
+    """The projections of all layers as one GEMM."""
 
     def __init__(self, weight: torch.Tensor, norm: torch.Tensor, config: ModelConfig) -> None:
         """`weight` [layers * (k and v), width] and `norm` [width] in the dtype of the target, on its device."""

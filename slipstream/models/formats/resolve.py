@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.errors import ModelNotFound, UnsupportedModel
 from slipstream.folders import expanded
 from slipstream.models.formats import builtin, hub
+from slipstream.models.formats.builtin import OnProgress
 from slipstream.models.formats.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from slipstream.models.formats.adapter_checkpoint import AdapterCheckpoint
 
-Progress = Callable[[int, int], None]
 
-
-def open_checkpoint(model: str | Path, progress: Progress | None = None) -> Checkpoint:
+def open_checkpoint(model: str | Path, progress: OnProgress | None = None) -> Checkpoint:
     """Opens `model` for our own decoder: a built-in name, a directory or GGUF file, or a hub id, in this order.
 
     A built-in model is downloaded on first use; `progress` gets (bytes done, bytes in all).
@@ -26,7 +24,7 @@ def open_checkpoint(model: str | Path, progress: Progress | None = None) -> Chec
 
 
 def open_model(model: str | Path) -> Checkpoint | AdapterCheckpoint:
-    """The same, or the directory opened for transformers if only that can run it."""
+    """Opens `model` for our own decoder, or its directory for transformers if only that can run it."""
     path, name = _find(model), str(model)
     try:
         return _open_path(path, name)
@@ -42,7 +40,7 @@ def open_model(model: str | Path) -> Checkpoint | AdapterCheckpoint:
             raise UnsupportedModel(what, hint="pip install 'slipstream[hf]'") from None
 
 
-def _find(model: str | Path, progress: Progress | None = None) -> Path:
+def _find(model: str | Path, progress: OnProgress | None = None) -> Path:
     name = str(model)
     if name in builtin.MODELS and isinstance(model, str):
         return builtin.fetch(name, progress)

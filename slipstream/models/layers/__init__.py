@@ -1,1 +1,1 @@
-"""What a decoder's layers are made of: matrix products, MLPs, norms, rotary embeddings."""
+"""What a decoder's layers are made of: GEMMs, MLPs, norms, rotary embeddings."""

@@ -25,7 +25,7 @@ class ExactLinear(AddingLinear):
         self._into(total, total, x)
 
     def _into(self, out: torch.Tensor, total: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        from slipstream.gpu.exact_kernels import product
+        from slipstream.gpu.kernels.exact_kernels import product
 
         product(x, self._weight, self._bias, total, out)
         return out

@@ -50,13 +50,13 @@ class GroupedMixture:
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The experts of each row, int32 [rows, per_token], ascending, and their shares, float32."""
-        from slipstream.gpu import mixture_kernels as kernels
+        from slipstream.gpu.kernels import mixture_kernels as kernels
 
         return kernels.choose(self.router(x), self._per_token, self._norm_topk)
 
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
         """Add to `total` [rows, width] the output for the rows of x."""
-        from slipstream.gpu import mixture_kernels as kernels
+        from slipstream.gpu.kernels import mixture_kernels as kernels
 
         chosen, shares = self.choose(x)
         groups = kernels.group(chosen, len(self.experts.gate_up))

@@ -50,17 +50,17 @@ def add_product(total: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor
 
 
 class MakeLinear(Protocol):
-    """How a model makes its products."""
+    """How a model makes its GEMMs."""
 
     def __call__(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
     ) -> Linear:
-        """The product with a weight [out, in]; `columns` [in] multiply the activations first."""
+        """The GEMM with a weight [out, in]; `columns` [in] multiply the activations first."""
         ...
 
 
 class AddingLinear(ABC):
-    """A product with an unpacked weight that can add to its output."""
+    """A GEMM with an unpacked weight that can add to its output."""
 
     exact: bool
 
@@ -86,7 +86,7 @@ class AddingLinear(ABC):
 
     @abstractmethod
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """The same in place."""
+        """Add the product to total [rows, out] in place."""
 
 
 class PlainLinear(AddingLinear):
@@ -133,7 +133,7 @@ class TiledLinear:
 
 
 class PackedLinear:
-    """MKL's packed product. The packed copy is the only copy: the caller may drop the weight it came from."""
+    """MKL's packed GEMM. The packed copy is the only copy: the caller may drop the weight it came from."""
 
     exact = True
 
@@ -155,11 +155,11 @@ class PackedLinear:
 
 
 class DraftInt8Linear:
-    """A product with 8-bit numbers, for drafts: fewer bytes to read, and an error of about 1%.
+    """A GEMM with 8-bit numbers, for drafts: fewer bytes to read, and an error of about 1%.
 
     The kernel has one scale for all activations of a call, and a row of large numbers would drown the others. So every
     row is divided by its largest number first, and two columns of 1 and -1 (times weights of 0) fix that scale: the
-    product is batch-invariant. A row with NaN or infinity affects no other.
+    GEMM is batch-invariant. A row with NaN or infinity affects no other.
     """
 
     exact = False
@@ -185,7 +185,7 @@ class DraftInt8Linear:
 
 @functools.cache
 def draft_int8_works() -> bool:
-    """Whether this build has the 8-bit product and it is nearly right, for the largest numbers too: without a CPU
+    """Whether this build has the 8-bit GEMM and it is nearly right, for the largest numbers too: without a CPU
     instruction for it, the library's sums of two products overflow 16 bits.
     """
     own = torch.Generator().manual_seed(0)
@@ -201,7 +201,7 @@ def draft_int8_works() -> bool:
 
 
 def make_draft_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The fastest product for a draft, which need not be exact. Small ones are as fast in float32."""
+    """The fastest GEMM for a draft, which need not be exact. Small ones are as fast in float32."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or weight.numel() < _LEAST_DRAFT_WEIGHT:
         return make_linear(weight, bias)
     if int8_kernels_work() and weight.shape[1] % INT8_INPUTS == 0:
@@ -213,7 +213,7 @@ def make_draft_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) ->
 
 @functools.cache
 def native_works() -> bool:
-    """Whether our own kernels are available here and compute the product."""
+    """Whether our own kernels are available here and compute the GEMM."""
     from slipstream.native.machine import machine
 
     if machine() is None:
@@ -232,7 +232,7 @@ def native_works() -> bool:
 
 
 def int8_kernels_work() -> bool:
-    """Whether there are kernels of our own for 8-bit products."""
+    """Whether there are kernels of our own for 8-bit GEMMs."""
     from slipstream.native.machine import machine
 
     found = machine()
@@ -256,7 +256,7 @@ def has_int8_dot() -> bool:
 
 
 def has_matrix_unit() -> bool:
-    """Whether 8-bit products of several rows use the CPU's matrix unit."""
+    """Whether 8-bit GEMMs of several rows use the CPU's matrix unit."""
     from slipstream.native.machine import has_amx
 
     return int8_kernels_work() and has_amx()
@@ -264,7 +264,7 @@ def has_matrix_unit() -> bool:
 
 @functools.cache
 def packing_works() -> bool:
-    """Whether this build has the packed product, and it is batch-invariant: not on every CPU."""
+    """Whether this build has the packed GEMM, and it is batch-invariant: not on every CPU."""
     if not torch.backends.mkl.is_available() or not hasattr(torch.ops.mkl, "_mkl_linear"):
         return False
     own = torch.Generator().manual_seed(0)
@@ -284,7 +284,7 @@ def packing_works() -> bool:
 
 
 def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The best product for this weight's device and dtype."""
+    """The best GEMM for this weight's device and dtype."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return PlainLinear(weight, bias)
     if native_works() and weight.shape[1] % NATIVE_INPUTS == 0:

@@ -31,7 +31,7 @@ class MLP(Protocol):
 
 
 class DenseMLP:
-    """down(activation(gate(x)) * up(x)), gate and up in one product."""
+    """down(activation(gate(x)) * up(x)), gate and up in one GEMM."""
 
     def __init__(self, gate_up: Linear, down: Linear, activation: Elementwise) -> None:
         self.gate_up = gate_up
@@ -50,7 +50,7 @@ class DenseMLP:
 
     @property
     def defers_norm(self) -> bool:
-        """Whether it takes unnormalised rows, with the norm applied after the first product."""
+        """Whether it takes unnormalised rows, with the norm applied after the first GEMM."""
         return self.activation is even_silu and isinstance(self.gate_up, AddingLinear) and not self.gate_up.biased
 
     def onto_(self, total: torch.Tensor, deferred: DeferredNorm) -> None:
@@ -96,9 +96,9 @@ def make_mlp(
     linear: MakeLinear,
     grouped: bool,
 ) -> MLP:
-    """The MLP of one layer; `read` gives its other weights by name, `linear` makes its products.
+    """The MLP of one layer; `read` gives its other weights by name, `linear` makes its GEMMs.
 
-    `grouped`: experts are chosen on a GPU, with plain products and silu gates.
+    `grouped`: experts are chosen on a GPU, with plain GEMMs and silu gates.
     """
     activation = ACTIVATIONS[config.activation]
 

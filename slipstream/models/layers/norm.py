@@ -24,11 +24,11 @@ class UnitNorm:
         self._length = (config.norm_eps * config.hidden_size) ** 0.5
         self._eps = torch.tensor(self._length, device=device)
         self._dtype = dtype
-        self.deferred = (self._length**2, 1.0)  # floor and factor of a norm that is applied after a product
+        self.deferred = (self._length**2, 1.0)  # floor and factor of a norm that is applied after a GEMM
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if runs_fused(x):
-            from slipstream.gpu.fused_kernels import unit_norm
+            from slipstream.gpu.kernels.fused_kernels import unit_norm
 
             return unit_norm(x, self._length, self._dtype)
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)

@@ -1,11 +1,11 @@
-"""8-bit and 4-bit weights on a CPU, and batch-invariant products with them.
+"""8-bit and 4-bit weights on a CPU, and batch-invariant GEMMs with them.
 
 * `Int8Linear`: 8-bit weights. A row of activations is scaled by its own largest number and split into two digits, so
-that integers are multiplied and added. Integer sums do not round, so the product is batch-invariant in any order, and
+that integers are multiplied and added. Integer sums do not round, so the GEMM is batch-invariant in any order, and
 the faster of two kernels may be used. * `Int4Linear`: 4-bit weights in groups with a scale and an offset each, and
 activations in bfloat16.
 
-The weight of a norm before a product is kept separately (`columns`) and not folded into the matrix: activations that
+The weight of a norm before a GEMM is kept separately (`columns`) and not folded into the matrix: activations that
 include it have smaller outliers, and the matrix without it stays on the grid of a quantised file.
 """
 
@@ -62,7 +62,7 @@ class Int8Matrix:
 
 
 class Int8Linear:
-    """The product with an `Int8Matrix`. A row with NaN or infinity affects no other."""
+    """The GEMM with an `Int8Matrix`. A row with NaN or infinity affects no other."""
 
     exact = True
 
@@ -96,7 +96,7 @@ class Int8Linear:
 
 
 class Int4Linear:
-    """A product with 4-bit weights, (code - 8) * scale + offset, by a kernel that sums a row in a fixed order."""
+    """A GEMM with 4-bit weights, (code - 8) * scale + offset, by a kernel that sums a row in a fixed order."""
 
     exact = True
 
@@ -149,14 +149,14 @@ QuantizedLinear: TypeAlias = "Int8Linear | Int4Linear | NativeInt8Linear | Nativ
 def quantized_linear(
     mode: str, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
 ) -> QuantizedLinear:
-    """The product of a layer in int8 or int4; `columns` [in] multiply the activations first."""
+    """The GEMM of a layer in int8 or int4; `columns` [in] multiply the activations first."""
     return (int4_linear if mode == "int4" else int8_linear)(weight, bias, columns)
 
 
 def linear_from_packed(
     mode: str, shape: tuple[int, ...], packed: Packed, bias: torch.Tensor | None, columns: torch.Tensor | None
 ) -> NativeInt8Linear | NativeInt4Linear:
-    """The same, from packed parts."""
+    """The GEMM of a layer in int8 or int4, from packed parts."""
     from slipstream.native.linear import NativeInt4Linear, NativeInt8Linear
 
     outputs, inputs = shape
@@ -176,7 +176,7 @@ def packed_of(made: Linear | Int8Matrix) -> Packed | None:
 def int8_linear(
     weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
 ) -> Int8Linear | NativeInt8Linear:
-    """The product with a weight in 8 bits: by our own kernel, if the CPU has the instruction for it."""
+    """The GEMM with a weight in 8 bits: by our own kernel, if the CPU has the instruction for it."""
     if not int8_kernels_work() or weight.shape[1] % INT8_INPUTS:
         return Int8Linear(Int8Matrix(weight), bias, columns)
     from slipstream.native.linear import NativeInt8Linear
@@ -187,7 +187,7 @@ def int8_linear(
 def int4_linear(
     weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
 ) -> Int4Linear | NativeInt4Linear:
-    """The product with a weight in 4 bits: by our own kernel, if the CPU has the instruction for it."""
+    """The GEMM with a weight in 4 bits: by our own kernel, if the CPU has the instruction for it."""
     width = weight.shape[1]
     if not int8_kernels_work() or width % _GROUP:
         return Int4Linear(weight, bias, columns)

@@ -90,7 +90,7 @@ def rotate_(x: torch.Tensor, turns: torch.Tensor) -> None:
     The two dimensions of a pair must be adjacent: see `pairs_adjacent`.
     """
     if runs_fused(x):
-        from slipstream.gpu.fused_kernels import rotate
+        from slipstream.gpu.kernels.fused_kernels import rotate
 
         rotate(x, turns, x)
     elif x.dtype == torch.float32:

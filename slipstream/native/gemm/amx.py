@@ -15,7 +15,7 @@ from slipstream.native.gemm.fetch import Fetch, panels_in_turn
 from slipstream.native.gemm.float_gemm import Ending
 from slipstream.native.gemm.int8_gemm import finish_row
 from slipstream.native.ir import I8, I32, I64, POINTER, Code, Value
-from slipstream.native.kernel_args import Digits
+from slipstream.native.kernel_args import IntGemm
 from slipstream.native.shape import DIGIT_LANES as LANES
 from slipstream.native.shape import SQUARE_ROWS
 from slipstream.native.team import KERNEL
@@ -32,7 +32,7 @@ def add_choice(module: ir.Module, name: str, by_vectors: ir.Function, ending: En
     by_amx = _add_amx(module, f"{name}.amx", ending)
     code = Code(module, name, KERNEL)
     arguments = code.arguments[0]
-    rows, inputs = code.load(code.address(arguments, Digits.ROWS), 0, I64), code.number(arguments, Digits.INPUTS)
+    rows, inputs = code.load(code.address(arguments, IntGemm.ROWS), 0, I64), code.number(arguments, IntGemm.INPUTS)
     builder = code.builder
     enough = builder.icmp_signed(">=", rows, code.whole(_LEAST_ROWS))
     whole = builder.icmp_signed("==", builder.urem(inputs, code.whole(INPUTS)), code.whole(0))
@@ -49,7 +49,7 @@ def _add_amx(module: ir.Module, name: str, ending: Ending) -> ir.Function:
     tiles = [_tile(module, f"{name}.{pairs}", pairs, ending) for pairs in range(1, _PAIR + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
-    rows, panels = code.load(code.address(arguments, Digits.ROWS), 0, I64), code.number(arguments, Digits.PANELS)
+    rows, panels = code.load(code.address(arguments, IntGemm.ROWS), 0, I64), code.number(arguments, IntGemm.PANELS)
     count = code.over_up(rows, _PAIR * SQUARE_ROWS)
     _configure(code)
     with panels_in_turn(code, counter, threads, panels) as panel, code.loop(0, count) as number:
@@ -75,9 +75,9 @@ def _tile(module: ir.Module, name: str, registers: int, ending: Ending) -> ir.Fu
     code = Code(module, name, [POINTER, I64, I64, I64, I64], inner=True)
     arguments, panel, begin, number, count = code.arguments
     sums = code.memory(I32, registers * 2 * _LINES * LANES)
-    inputs, step = code.number(arguments, Digits.INPUTS), INPUTS * 2 * LANES
-    weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, inputs, 2 * LANES), I8)
-    digits = code.at(code.address(arguments, Digits.DIGITS), code.times(begin, 2, inputs), I8)
+    inputs, step = code.number(arguments, IntGemm.INPUTS), INPUTS * 2 * LANES
+    weight = code.at(code.address(arguments, IntGemm.WEIGHT), code.times(panel, inputs, 2 * LANES), I8)
+    digits = code.at(code.address(arguments, IntGemm.DIGITS), code.times(begin, 2, inputs), I8)
     rounds = code.over(inputs, INPUTS)
     fetch = Fetch(code, weight, rounds, step, number, count)
     for register in range(2 * registers):
@@ -99,7 +99,7 @@ def _tile(module: ir.Module, name: str, registers: int, ending: Ending) -> ir.Fu
     for register in range(2 * registers):
         place = code.at(sums, register * _LINES * LANES, I32)
         code.matrix("tilestored64", register, place, code.whole(4 * LANES))
-    left = code.minus(code.load(code.address(arguments, Digits.ROWS), 0, I64), begin)
+    left = code.minus(code.load(code.address(arguments, IntGemm.ROWS), 0, I64), begin)
     with code.loop(0, code.least(left, registers * SQUARE_ROWS)) as row:
         register, within = code.over(row, SQUARE_ROWS), code.builder.urem(row, code.whole(SQUARE_ROWS))
         first = code.times(code.plus(code.times(register, 2 * _LINES), code.times(within, 2)), LANES)

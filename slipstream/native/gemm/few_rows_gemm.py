@@ -15,7 +15,7 @@ from llvmlite import ir
 from slipstream.native.gemm.fetch import groups_in_turn
 from slipstream.native.gemm.float_gemm import UNROLLED, Ending
 from slipstream.native.ir import F32, I64, POINTER, Code, floats
-from slipstream.native.kernel_args import Product
+from slipstream.native.kernel_args import FloatGemm
 from slipstream.native.team import KERNEL
 
 _LEAST_PANELS = 2  # side by side, from which on it pays
@@ -31,7 +31,7 @@ def add_choice(module: ir.Module, name: str, by_tiles: ir.Function, lanes: int, 
     kernels = [_rows(module, f"{name}.{rows}", lanes, rows, pairs // rows, ending) for rows in range(1, few + 1)]
     code = Code(module, name, KERNEL)
     builder = code.builder
-    rows = code.load(code.address(code.arguments[0], Product.ROWS), 0, I64)
+    rows = code.load(code.address(code.arguments[0], FloatGemm.ROWS), 0, I64)
     with builder.if_else(builder.icmp_signed("<=", rows, code.whole(few))) as (side_by_side, tiled):
         with side_by_side:
             code.choose(rows, [partial(builder.call, kernel, code.arguments) for kernel in kernels])
@@ -45,7 +45,7 @@ def _rows(module: ir.Module, name: str, lanes: int, rows: int, most: int, ending
     groups = [_group(module, f"{name}.{panels}", lanes, rows, panels, ending) for panels in range(1, most + 1)]
     code = Code(module, name, KERNEL, inner=True)
     arguments, _, threads, counter = code.arguments
-    panels = code.number(arguments, Product.PANELS)
+    panels = code.number(arguments, FloatGemm.PANELS)
     with groups_in_turn(code, counter, threads, panels, most) as (first, count):
         code.choose(count, [partial(code.builder.call, group, [arguments, first]) for group in groups])
     return code.done()
@@ -55,16 +55,16 @@ def _group(module: ir.Module, name: str, lanes: int, rows: int, panels: int, end
     """`rows` rows times `panels` panels, from `first` on."""
     code = Code(module, name, [POINTER, I64], inner=True)
     arguments, first = code.arguments
-    inputs, vector, width = code.number(arguments, Product.INPUTS), floats(lanes), 2 * lanes
+    inputs, vector, width = code.number(arguments, FloatGemm.INPUTS), floats(lanes), 2 * lanes
     numbers = [code.plus(first, panel) for panel in range(panels)]
-    start, weight = code.address(arguments, Product.START), code.address(arguments, Product.WEIGHT)
+    start, weight = code.address(arguments, FloatGemm.START), code.address(arguments, FloatGemm.WEIGHT)
     weights = [code.at(weight, code.times(number, inputs, width), F32) for number in numbers]
     x, out = (
         [
             code.at(code.address(arguments, lines), code.times(row, code.number(arguments, stride)), F32)
             for row in range(rows)
         ]
-        for lines, stride in ((Product.X, Product.X_STRIDE), (Product.OUT, Product.OUT_STRIDE))
+        for lines, stride in ((FloatGemm.X, FloatGemm.X_STRIDE), (FloatGemm.OUT, FloatGemm.OUT_STRIDE))
     )
     starts = [
         code.load(start, code.plus(code.times(number, width), part * lanes), vector)

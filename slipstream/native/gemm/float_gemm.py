@@ -18,7 +18,7 @@ from llvmlite import ir
 
 from slipstream.native.gemm.fetch import Fetch, panels_in_turn
 from slipstream.native.ir import F32, I64, POINTER, Code, Value, floats
-from slipstream.native.kernel_args import Product
+from slipstream.native.kernel_args import FloatGemm
 from slipstream.native.team import KERNEL
 
 UNROLLED = 4  # inputs of one round; their number must be a multiple
@@ -27,14 +27,14 @@ _TILES = 8  # that take turns on a piece of the inputs
 Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two sums, out at the row, panel)
 
 
-def add_product(module: ir.Module, name: str, lanes: int, most: int, piece: int, ending: Ending) -> ir.Function:
+def add_gemm(module: ir.Module, name: str, lanes: int, most: int, piece: int, ending: Ending) -> ir.Function:
     """A kernel for tiles of up to `most` rows and pieces of `piece` inputs; `ending` writes the sums."""
     tiles = [_tile(module, f"{name}.{rows}", lanes, rows, ending) for rows in range(1, most + 1)]
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
     sums = code.memory(F32, _TILES * most * 2 * lanes)
-    rows, inputs = code.load(code.address(arguments, Product.ROWS), 0, I64), code.number(arguments, Product.INPUTS)
-    panels = code.number(arguments, Product.PANELS)
+    rows, inputs = code.load(code.address(arguments, FloatGemm.ROWS), 0, I64), code.number(arguments, FloatGemm.INPUTS)
+    panels = code.number(arguments, FloatGemm.PANELS)
     blocks = code.over_up(rows, _TILES * most)
     tiles_in_all = code.over_up(rows, most)
     with panels_in_turn(code, counter, threads, panels, tiles_in_all) as panel, code.loop(0, blocks) as block:
@@ -58,18 +58,18 @@ def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -
     code = Code(module, name, [POINTER, *[I64] * 6, POINTER], inner=True)
     builder = code.builder
     arguments, panel, begin, number, count, first_input, last_input, held = code.arguments
-    inputs, vector, width = code.number(arguments, Product.INPUTS), floats(lanes), 2 * lanes
-    weight = code.at(code.address(arguments, Product.WEIGHT), code.times(panel, inputs, width), F32)
+    inputs, vector, width = code.number(arguments, FloatGemm.INPUTS), floats(lanes), 2 * lanes
+    weight = code.at(code.address(arguments, FloatGemm.WEIGHT), code.times(panel, inputs, width), F32)
     here = code.at(weight, code.times(first_input, width), F32)
     fetch = Fetch(code, here, code.minus(last_input, first_input), 4 * width, number, count, UNROLLED)
-    stride = code.number(arguments, Product.X_STRIDE)
+    stride = code.number(arguments, FloatGemm.X_STRIDE)
     x = [
-        code.at(code.address(arguments, Product.X), code.times(code.plus(begin, row), stride), F32)
+        code.at(code.address(arguments, FloatGemm.X), code.times(code.plus(begin, row), stride), F32)
         for row in range(rows)
     ]
     # All rows start with the same two vectors; later pieces continue with the stored sums.
     fresh = builder.icmp_signed("==", first_input, code.whole(0))
-    given = code.at(code.address(arguments, Product.START), code.times(panel, width), F32)
+    given = code.at(code.address(arguments, FloatGemm.START), code.times(panel, width), F32)
     source, step = builder.select(fresh, given, held), builder.select(fresh, code.whole(0), code.whole(width))
     starts = [
         code.load(source, code.plus(code.times(step, row), part * lanes), vector)
@@ -91,7 +91,7 @@ def _tile(module: ir.Module, name: str, lanes: int, rows: int, ending: Ending) -
                         sums[2 * row + part] = code.fma(value, parts[part], sums[2 * row + part])
             results.extend(sums)
         reached = until
-    out, out_stride = code.address(arguments, Product.OUT), code.number(arguments, Product.OUT_STRIDE)
+    out, out_stride = code.address(arguments, FloatGemm.OUT), code.number(arguments, FloatGemm.OUT_STRIDE)
     done = builder.icmp_signed("==", last_input, inputs)
     with builder.if_else(done) as (complete, unfinished):
         with complete:

@@ -17,14 +17,14 @@ from slipstream.native.gemm.fetch import SteadyFetch, Turn
 from slipstream.native.gemm.float_gemm import Ending
 from slipstream.native.gemm.int8_gemm import TILE, add_tiles, tile_rows
 from slipstream.native.ir import F32, I16, I32, Code, Value, floats
-from slipstream.native.kernel_args import Digits
+from slipstream.native.kernel_args import IntGemm
 from slipstream.native.shape import DIGIT_BASE, GROUP
 from slipstream.native.shape import DIGIT_LANES as LANES
 
 _VECTORS = GROUP // 8  # of 64 bytes, for the codes of one group and one vector of outputs
 
 
-def add_product(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> None:
+def add_gemm(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> None:
     """A kernel for tiles of a few rows; `ending` writes the results. `vnni`: with the dot-product instruction."""
     most = tile_rows(vnni=vnni)
     add_tiles(module, name, [_tile(module, f"{name}.{rows}", rows, ending, vnni) for rows in range(1, most + 1)])
@@ -34,14 +34,14 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -
     code = Code(module, name, TILE, inner=True)
     builder, dot = code.builder, code.dot if vnni else code.dot_by_pairs
     arguments, panel, begin, *turn = code.arguments
-    inputs = code.number(arguments, Digits.INPUTS)
+    inputs = code.number(arguments, IntGemm.INPUTS)
     groups = code.over(inputs, GROUP)
     whole, vector = ir.VectorType(I32, LANES), floats(LANES)
     size = code.times(groups, 2 * _VECTORS * LANES)  # of a panel, in groups of four bytes
-    weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I32)
+    weight = code.at(code.address(arguments, IntGemm.WEIGHT), code.times(panel, size), I32)
     fetch = SteadyFetch(code, weight, groups, 8 * _VECTORS * LANES, Turn(*turn))
-    grids = code.at(code.address(arguments, Digits.SCALES), code.times(panel, groups, 4 * LANES), I16)
-    all_digits, sums_of_groups = code.address(arguments, Digits.DIGITS), code.address(arguments, Digits.SUMS)
+    grids = code.at(code.address(arguments, IntGemm.SCALES), code.times(panel, groups, 4 * LANES), I16)
+    all_digits, sums_of_groups = code.address(arguments, IntGemm.DIGITS), code.address(arguments, IntGemm.SUMS)
     digits = [
         code.at(
             all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), code.over(inputs, 4)), I32
@@ -77,10 +77,10 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -
                 totals[2 * row + half] = code.fma(sum_, base, total)
         results.extend(totals)
     column = code.times(panel, 2 * LANES)
-    start, stride = code.address(arguments, Digits.START), code.number(arguments, Digits.OUT_STRIDE)
+    start, stride = code.address(arguments, IntGemm.START), code.number(arguments, IntGemm.OUT_STRIDE)
     for row in range(rows):
         line = code.plus(begin, row)
-        unit = code.spread(code.load(code.address(arguments, Digits.UNITS), line, F32), LANES)
+        unit = code.spread(code.load(code.address(arguments, IntGemm.UNITS), line, F32), LANES)
         values = [
             builder.fadd(
                 builder.fmul(results[2 * row + half], unit),
@@ -88,7 +88,7 @@ def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -
             )
             for half in range(2)
         ]
-        ending(code, values, code.at(code.address(arguments, Digits.OUT), code.times(line, stride), F32), panel)
+        ending(code, values, code.at(code.address(arguments, IntGemm.OUT), code.times(line, stride), F32), panel)
     return code.done()
 
 

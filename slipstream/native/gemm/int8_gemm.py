@@ -17,7 +17,7 @@ from llvmlite import ir
 from slipstream.native.gemm.fetch import SteadyFetch, Turn, parts_in_turn
 from slipstream.native.gemm.float_gemm import Ending
 from slipstream.native.ir import F32, I1, I8, I32, I64, POINTER, Code, Value, floats
-from slipstream.native.kernel_args import Digits
+from slipstream.native.kernel_args import IntGemm
 from slipstream.native.rows import length_of
 from slipstream.native.shape import DIGIT_BASE as BASE
 from slipstream.native.shape import DIGIT_LANES as LANES
@@ -37,17 +37,17 @@ def add_quantize(module: ir.Module, name: str, *, normed: bool, grouped: bool = 
     code = Code(module, name, KERNEL)
     arguments, thread, threads, _ = code.arguments
     builder, vector, whole = code.builder, floats(LANES), ir.VectorType(I32, LANES)
-    first, last = code.share(code.load(code.address(arguments, Digits.ROWS), 0, I64), thread, threads)
-    inputs, stride = code.number(arguments, Digits.INPUTS), code.number(arguments, Digits.X_STRIDE)
-    columns = code.address(arguments, Digits.COLUMNS)
-    fineness = code.load(code.address(arguments, Digits.FINENESS), 0, F32)
+    first, last = code.share(code.load(code.address(arguments, IntGemm.ROWS), 0, I64), thread, threads)
+    inputs, stride = code.number(arguments, IntGemm.INPUTS), code.number(arguments, IntGemm.X_STRIDE)
+    columns = code.address(arguments, IntGemm.COLUMNS)
+    fineness = code.load(code.address(arguments, IntGemm.FINENESS), 0, F32)
     with code.loop(first, last) as row:
-        x = code.at(code.address(arguments, Digits.X), code.times(row, stride), F32)
-        digits = code.at(code.address(arguments, Digits.DIGITS), code.times(row, inputs, 2), I8)
+        x = code.at(code.address(arguments, IntGemm.X), code.times(row, stride), F32)
+        digits = code.at(code.address(arguments, IntGemm.DIGITS), code.times(row, inputs, 2), I8)
         one = ir.Constant(F32, 1.0)
         inverse = one
         if normed:
-            floor = code.load(code.address(arguments, Digits.FLOOR), 0, F32)
+            floor = code.load(code.address(arguments, IntGemm.FLOOR), 0, F32)
             inverse = builder.fdiv(one, length_of(code, x, inputs, floor, LANES))
         inverse = code.spread(inverse, LANES)
 
@@ -72,10 +72,10 @@ def add_quantize(module: ir.Module, name: str, *, normed: bool, grouped: bool = 
                 code.store(short, digits, code.plus(place, code.times(inputs, part)))
             return builder.add(builder.mul(high, code.constant(BASE, whole)), low)
 
-        code.store(unit, code.address(arguments, Digits.UNITS), row)
+        code.store(unit, code.address(arguments, IntGemm.UNITS), row)
         if grouped:
             groups = code.over(inputs, GROUP)
-            sums = code.at(code.address(arguments, Digits.SUMS), code.times(row, groups), F32)
+            sums = code.at(code.address(arguments, IntGemm.SUMS), code.times(row, groups), F32)
             with code.loop(0, groups) as group:
                 place = code.times(group, GROUP)
                 together = builder.add(cut(place), cut(code.plus(place, LANES)))
@@ -84,11 +84,11 @@ def add_quantize(module: ir.Module, name: str, *, normed: bool, grouped: bool = 
             with code.carrying(0, inputs, [code.constant(0, whole)], LANES) as (place, (sum_,), totals):
                 totals.append(builder.add(sum_, cut(place)))
             excess = builder.mul(code.folded(totals[0], builder.add), ir.Constant(I32, BASE))
-            code.store(excess, code.address(arguments, Digits.EXCESS), row)
+            code.store(excess, code.address(arguments, IntGemm.EXCESS), row)
     code.done()
 
 
-def add_product(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> ir.Function:
+def add_gemm(module: ir.Module, name: str, ending: Ending, *, vnni: bool) -> ir.Function:
     """A kernel for tiles of a few rows; `ending` writes the results. `vnni`: with the dot-product instruction."""
     most = tile_rows(vnni=vnni)
     tiles = [_tile(module, f"{name}.{rows}", rows, ending, vnni) for rows in range(1, most + 1)]
@@ -104,8 +104,8 @@ def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.
     """A kernel over all panels and rows, with functions for tiles of 1, 2, ... rows."""
     code = Code(module, name, KERNEL)
     arguments, _, threads, counter = code.arguments
-    rows = code.load(code.address(arguments, Digits.ROWS), 0, I64)
-    panels, count = code.number(arguments, Digits.PANELS), code.over_up(rows, len(tiles))
+    rows = code.load(code.address(arguments, IntGemm.ROWS), 0, I64)
+    panels, count = code.number(arguments, IntGemm.PANELS), code.over_up(rows, len(tiles))
     with parts_in_turn(code, counter, threads, panels, count) as (first, last), code.loop(first, last) as panel:
         ends = [code.builder.icmp_signed("==", panel, end) for end in (first, code.minus(last, 1))]
         with code.loop(0, count) as number:
@@ -118,13 +118,13 @@ def add_tiles(module: ir.Module, name: str, tiles: Sequence[ir.Function]) -> ir.
 def _tile(module: ir.Module, name: str, rows: int, ending: Ending, vnni: bool) -> ir.Function:
     code = Code(module, name, TILE, inner=True)
     arguments, panel, begin, *turn = code.arguments
-    inputs, width = code.number(arguments, Digits.INPUTS), 2 * LANES
+    inputs, width = code.number(arguments, IntGemm.INPUTS), 2 * LANES
     whole, dot = ir.VectorType(I32, LANES), code.dot if vnni else code.dot_by_pairs
     size = code.times(inputs, width)
-    weight = code.at(code.address(arguments, Digits.WEIGHT), code.times(panel, size), I8)
+    weight = code.at(code.address(arguments, IntGemm.WEIGHT), code.times(panel, size), I8)
     fours = code.over(inputs, 4)
     fetch = SteadyFetch(code, weight, fours, 4 * width, Turn(*turn))
-    all_digits = code.address(arguments, Digits.DIGITS)
+    all_digits = code.address(arguments, IntGemm.DIGITS)
     digits = [
         code.at(all_digits, code.times(code.plus(code.times(code.plus(begin, row), 2), part), inputs), I8)
         for row in range(rows)
@@ -153,14 +153,14 @@ def finish_row(
 ) -> None:
     """From the sums of a row's digits, two vectors of each, to its results."""
     builder, whole, vector = code.builder, ir.VectorType(I32, LANES), floats(LANES)
-    scales, start = code.address(arguments, Digits.SCALES), code.address(arguments, Digits.START)
-    excess = code.spread(code.load(code.address(arguments, Digits.EXCESS), row, I32), LANES)
-    unit = code.spread(code.load(code.address(arguments, Digits.UNITS), row, F32), LANES)
+    scales, start = code.address(arguments, IntGemm.SCALES), code.address(arguments, IntGemm.START)
+    excess = code.spread(code.load(code.address(arguments, IntGemm.EXCESS), row, I32), LANES)
+    unit = code.spread(code.load(code.address(arguments, IntGemm.UNITS), row, F32), LANES)
     values = []
     for part in range(2):
         joined = builder.sub(builder.add(builder.mul(high[part], code.constant(BASE, whole)), low[part]), excess)
         place = code.plus(code.times(panel, 2 * LANES), part * LANES)
         scaled = builder.fmul(builder.sitofp(joined, vector), code.load(scales, place, vector))
         values.append(builder.fadd(builder.fmul(scaled, unit), code.load(start, place, vector)))
-    stride = code.number(arguments, Digits.OUT_STRIDE)
-    ending(code, values, code.at(code.address(arguments, Digits.OUT), code.times(row, stride), F32), panel)
+    stride = code.number(arguments, IntGemm.OUT_STRIDE)
+    ending(code, values, code.at(code.address(arguments, IntGemm.OUT), code.times(row, stride), F32), panel)

@@ -37,7 +37,7 @@ class Front:
 
     @api.get("/metrics")
     async def metrics(self) -> Response:
-        """Those of all replicas, each with its label."""
+        """The metrics of all replicas, each with its label."""
         return Response(merged(await self._all("metrics")), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     @api.get("/load")

@@ -75,11 +75,11 @@ class ResponseCall:
             yield self._event({"type": kind, "response": self._response(items, None, None)})
         while first is not None:
             _, delta = first
-            told = items.push(parser.push(delta.text), self._spelled(delta.logprobs))
+            events = items.push(parser.push(delta.text), self._spelled(delta.logprobs))
             if delta.finish_reason is not None:
-                told += items.push(parser.finish(), []) + items.close()
+                events += items.push(parser.finish(), []) + items.close()
                 reason = delta.finish_reason
-            for one in told:
+            for one in events:
                 yield self._event(one)
             first = await anext(deltas, None)
         response = self._response(items, reason, run.follower)
@@ -105,7 +105,7 @@ class ResponseCall:
         """The response object; without a follower, of an answer that has just begun."""
         status = "in_progress" if reason is None else "incomplete" if reason == "length" else "completed"
         given = self._body.model_dump(exclude_none=True, by_alias=True)
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             **self._head,
             "status": status,
             "error": None,
@@ -124,16 +124,16 @@ class ResponseCall:
             "usage": None,
         }
         if follower is not None:
-            told |= follower.counters()
+            fields |= follower.counters()
             usage = follower.usage()
-            told["usage"] = {
+            fields["usage"] = {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"],
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens(items)},
                 "total_tokens": usage["total_tokens"],
             }
-        return told
+        return fields
 
     def _reasoning_tokens(self, items: OutputItems) -> int:
         """Tokens of the reasoning part, encoded again: the parser splits text, not tokens."""

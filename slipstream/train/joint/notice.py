@@ -34,7 +34,7 @@ class Moved:
     now: float  # of the new model with the final head
 
     def facts(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """As numbers."""
+        """The comparison as fields of JSON."""
         return {
             "lossy": True,
             "original": asdict(self.original),

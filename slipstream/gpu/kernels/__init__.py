@@ -1,0 +1,1 @@
+"""The Triton kernels; importing a module of this folder imports Triton."""
