@@ -13,7 +13,7 @@ from slipstream import LLM, SamplingParams
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head import Head, Lesson
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, frame_of, make_head, settings_of
+from slipstream.drafters.heads.head_drafter import HeadDrafter, frame_of, make_head, settings_of
 from slipstream.drafters.registry import drafter_class
 from slipstream.train.teacher import Teacher
 from tests.heads import made_for
@@ -38,7 +38,7 @@ def written(llm: LLM, count: int) -> list[list[int]]:
 def new_head(llm: LLM, method: str, vocab: torch.Tensor, **settings: Any) -> tuple[Head, dict[str, Any]]:
     """An untrained head, and its settings."""
     kind = drafter_class(method)
-    assert issubclass(kind, LearnedDrafter)
+    assert issubclass(kind, HeadDrafter)
     shaped = settings_of(kind.settings_type(**{"vocabulary": len(vocab), **settings}))
     torch.manual_seed(0)
     head = make_head(kind, shaped, frame_of(made_for(llm)[0], vocab))
@@ -80,7 +80,7 @@ def tokens_per_step(llm: LLM, speculate: dict[str, Any], texts: list[list[int]])
 def drafted_logits(llm: LLM, text: list[int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], torch.Tensor]]:
     """Decode a text; the drafter's logits after roots and nodes: (tokens up to there, logits)."""
     drafter = llm.drafter
-    assert isinstance(drafter, LearnedDrafter)
+    assert isinstance(drafter, HeadDrafter)
     seen: list[tuple[list[int], torch.Tensor]] = []
     healthy = drafter._add_level
 

@@ -18,7 +18,7 @@ from slipstream.drafters import drafter_names
 PACKAGE = Path(slipstream.__file__).parent
 # A room imports only from rows above its own (and from its own row).
 ROOMS = [
-    ["errors", "folders", "checks", "params", "types", "profiles"],
+    ["errors", "folders", "checks", "params", "types", "profiles", "notice"],
     ["text", "native"],
     ["draw", "tree_check", "tree", "noise", "gumbel_max", "sampling", "verify", "grammar"],
     ["cache", "sequence"],

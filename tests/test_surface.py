@@ -11,10 +11,12 @@ import pytest
 import slipstream
 from slipstream import LLM, AsyncLLM, SamplingParams, errors
 from slipstream.cli import app, benches, corpora
-from slipstream.drafters import drafter_names
+from slipstream.drafters import drafter_names, registry
 from slipstream.drafters.base import Drafter, DraftOptions
+from slipstream.drafters.growing.tree_growth import GrowingDrafter, GrowthOptions
+from slipstream.drafters.heads.head_drafter import HeadDrafter, HeadOptions
 from slipstream.llm import EngineClient
-from slipstream.types import Plan
+from slipstream.types import Completion, Delta, Logprob, Output, Plan, RequestMetrics, Stats
 from slipstream.verify import make_verifier
 
 
@@ -189,10 +191,48 @@ def test_drafters() -> None:
         "depth": 0, "nodes": 0, "branch": 1, "min_confidence": 0.0, "min_level": 0.0, "parts": (), "rounds": 0,
         "ahead": False,
     }  # fmt: skip
-    assert set(drafter_names()) >= {  # and those of other packages that are installed
-        "none", "ngram", "suffix", "lookahead", "draft_model", "foreign_draft", "early_exit", "layer_skip", "kangaroo",
-        "eagle3", "medusa", "mtp", "parallel", "merge", "cascade",
+    built_in = {
+        "auto", "none", "ngram", "suffix", "lookahead", "draft_model", "foreign_draft", "early_exit", "layer_skip",
+        "kangaroo", "eagle3", "medusa", "mtp", "parallel", "merge", "cascade", "grammar", "prediction",
     }  # fmt: skip
+    assert set(registry._BUILT_IN) == built_in
+    assert set(drafter_names()) >= built_in  # and those of other packages that are installed
+
+
+def test_drafters_to_derive_from() -> None:
+    """What a drafter of another package that runs a model can override and call."""
+    assert public(GrowingDrafter) - public(Drafter) == {"bring_up", "follows", "room", "width"}
+    assert public(HeadDrafter) - public(Drafter) == {"loop_type", "plan_for"}
+    assert issubclass(HeadDrafter, GrowingDrafter)
+    assert GrowingDrafter.__abstractmethods__ == HeadDrafter.__abstractmethods__ == {"_feed_roots", "_run"}
+    growth = {"depth": 4, "nodes": 0, "branch": 1, "min_confidence": 0.0, "draw": "auto"}
+    assert parameters(GrowthOptions) == growth
+    assert parameters(HeadOptions) == {**growth, "depth": 0, "branch": 4, "checkpoint": ""}
+    for kind in (GrowingDrafter, HeadDrafter):
+        assert parameters(kind.__init__) == parameters(Drafter.__init__)
+
+
+def test_results() -> None:
+    """The fields of what users get."""
+    fields = {
+        Output: "request_id prompt prompt_token_ids outputs prompt_logprobs",
+        Completion: "index text token_ids finish_reason stop_reason logprobs stats seed metrics cached_tokens",
+        Delta: "index text token_ids origins finish_reason completion trees decisions logprobs",
+        Logprob: "logprob rank decoded_token",
+        RequestMetrics: "arrival_time first_token_time last_token_time chunks",
+        Stats: "steps drafting_steps drafted accepted emitted decoded offered_by_depth accepted_by_depth draft_ms "
+        "verify_ms other_ms prefill_ms decode_ms draft_faults lossy origins drafted_by decisions",
+    }
+    for kind, names in fields.items():
+        assert [field.name for field in dataclasses.fields(kind)] == names.split(), kind.__name__
+    assert public(Output) == {
+        "text", "token_ids", "finish_reason", "finished", "stats", "metrics", "logprobs", "cumulative_logprob",
+    }  # fmt: skip
+    assert public(Completion) == {"cumulative_logprob"}
+    assert public(Delta) == {"then"}
+    assert public(RequestMetrics) == {"time_to_first_token"}
+    rates = {"tokens_per_step", "tokens_per_second", "acceptance_length", "acceptance_rate"}
+    assert public(Stats) == rates | {"add", "as_dict", "outcome_of"}
 
 
 def test_verifiers() -> None:

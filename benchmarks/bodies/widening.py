@@ -17,7 +17,7 @@ from benchmarks.bodies.bodies import BodyCheckpoint
 from benchmarks.bodies.placing import Placing
 from slipstream.drafters.heads.head import Frame, Head
 from slipstream.drafters.heads.head_checkpoint import Made, Trained
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, unfilled_head
+from slipstream.drafters.heads.head_drafter import HeadDrafter, unfilled_head
 from slipstream.drafters.heads.head_layer import HeadLayer
 from slipstream.drafters.registry import drafter_class
 from slipstream.errors import OptionError
@@ -31,7 +31,7 @@ def widened(drafter: Trained, body: BodyCheckpoint, fingerprint: str) -> Trained
     absolute numbers in the settings (a reduced vocabulary, ranks, shapes of foreign heads) stay.
     """
     kind = drafter_class(drafter.method)
-    if not issubclass(kind, LearnedDrafter):
+    if not issubclass(kind, HeadDrafter):
         raise OptionError(f"{drafter.method} drafts without a head, so there is nothing to widen")
     if drafter.target.fingerprint != body.source_fingerprint:
         raise OptionError(
@@ -61,7 +61,7 @@ def _shape(weights: Mapping[str, torch.Tensor], name: str) -> torch.Size | None:
 
 
 def _outline(
-    kind: type[LearnedDrafter[Any]], settings: dict[str, Any], config: ModelConfig, vocab: torch.Tensor
+    kind: type[HeadDrafter[Any]], settings: dict[str, Any], config: ModelConfig, vocab: torch.Tensor
 ) -> Head:
     """A head without weights: its shapes and what it reads."""
 

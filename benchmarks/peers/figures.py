@@ -33,7 +33,7 @@ class Row:
     startup_s: float = 0.0
     slowest: str = ""  # the kind of prompt with the fewest tokens a second
     slowest_tok_s: float = 0.0
-    speedup: float | None = None  # over the peer's own plain decoding
+    speedup: float | None = None  # over the peer's own plain decoding; None: every answer came all at once
     worst: str | None = None  # the kind of prompt with the smallest speed-up
     worst_speedup: float | None = None
     identical: bool | None = None  # every text that of the peer's own plain decoding
@@ -67,8 +67,9 @@ def _rate(run: Run) -> float:
 
 
 def overall(answers: Sequence[Answer]) -> float:
-    """Tokens of all prompts over the time for all of them."""
-    return sum(answer.tokens for answer in answers) / sum(answer.decode_s for answer in answers)
+    """Tokens of all prompts over the time for all of them; 0 if every token came with the first ones."""
+    tokens = sum(answer.tokens for answer in answers)
+    return tokens / sum(answer.decode_s for answer in answers) if tokens else 0.0
 
 
 def row(peer: str, mode: str, alone: Report, runs: Sequence[Run], baseline: str | None) -> Row:
@@ -92,15 +93,13 @@ def row(peer: str, mode: str, alone: Report, runs: Sequence[Run], baseline: str 
         return found
     plain_runs = [run for run in runs if run.mode == baseline]
     plain = best_answers(plain_runs)
-    ratios = {a.kind: a.tok_s / p.tok_s for a, p in zip(answers, plain, strict=True) if p.tok_s}
+    found = replace(found, identical=all(len(_texts(own + plain_runs, answer.kind)) == 1 for answer in answers))
+    # An answer that came all at once has no speed.
+    ratios = {a.kind: a.tok_s / p.tok_s for a, p in zip(answers, plain, strict=True) if a.tok_s and p.tok_s}
+    if not ratios:
+        return found
     worst = min(ratios, key=lambda kind: ratios[kind])
-    return replace(
-        found,
-        speedup=overall(answers) / overall(plain),
-        worst=worst,
-        worst_speedup=ratios[worst],
-        identical=all(len(_texts(own + plain_runs, kind)) == 1 for kind in ratios),
-    )
+    return replace(found, speedup=overall(answers) / overall(plain), worst=worst, worst_speedup=ratios[worst])
 
 
 def _texts(runs: Sequence[Run], kind: str) -> set[tuple[int, ...]]:
@@ -125,7 +124,7 @@ def show(rows: Sequence[Row]) -> None:
 def _cells(row: Row) -> list[str]:
     cells = [row.peer, row.mode, f"{row.tok_s:.1f}", f"{row.ttft_ms:.0f} ms", f"{row.peak_mib:,.0f} MiB"]
     cells += [f"{row.startup_s:.1f} s", f"{row.slowest} {row.slowest_tok_s:.1f}"]
+    text = {None: "", True: "identical", False: "DIFFERS"}[row.identical]
     if row.speedup is None:
-        return [*cells, "", "", ""]
-    text = "identical" if row.identical else "DIFFERS"
+        return [*cells, "", "", text]
     return [*cells, f"{row.speedup:.2f}x", f"{row.worst} {row.worst_speedup:.2f}x", text]

@@ -22,7 +22,7 @@ from slipstream.drafters.device.tree_loop import TreeLoop
 from slipstream.drafters.draft_model import DraftModelDrafter
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.head import Frame, HeadSettings, Lesson, Losses, distance, hits, mean
-from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadOptions
 from slipstream.drafters.heads.head_layer import HeadLayer, begin_as
 from slipstream.drafters.heads.head_rows import PagedRows
 from slipstream.drafters.heads.layer_stack import StackHead
@@ -68,7 +68,7 @@ class DistilledSettings(HeadSettings):
 
 
 @dataclass(frozen=True)
-class DistilledOptions(LearnedOptions):
+class DistilledOptions(HeadOptions):
     """`model`: path, hub id or built-in name of a model with the target's vocabulary (then `depth` is 4 unless given);
     without one, the draft distilled from this target, or that of `checkpoint`. `nodes`: 0 for one per level in a chain,
     or a default for a tree. `draw`: `top` (chosen nodes) or `sample` (sampled nodes, for verifiers that read q); `auto`

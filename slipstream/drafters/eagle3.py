@@ -16,7 +16,7 @@ from torch import nn
 
 from slipstream.drafters.heads.features import within_range
 from slipstream.drafters.heads.head import Frame, Head, Lesson, Losses
-from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadOptions
 from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
 from slipstream.drafters.heads.head_program import head_program
 from slipstream.drafters.heads.head_rows import HeadRows
@@ -128,14 +128,14 @@ def normed_each(tapped: torch.Tensor, weight: torch.Tensor, taps: int, eps: floa
     return nn.functional.rms_norm(parts, parts.shape[-1:], eps=eps).flatten(-2) * weight.to(tapped.dtype)
 
 
-class Eagle3Drafter(SequentialDrafter[LearnedOptions]):
+class Eagle3Drafter(SequentialDrafter[HeadOptions]):
     """Draft with a one-layer head."""
 
     name = "eagle3"
     summary = "one trained layer on hidden states of the target, as a dynamic tree"
     helps = "any text, if a head was trained for the target; less on text unlike its training data"
     cost = "one pass of one layer and of a reduced LM head per level"
-    options_type = LearnedOptions
+    options_type = HeadOptions
     settings_type = Eagle3Settings
     head_type = Eagle3Head
 

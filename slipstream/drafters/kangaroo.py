@@ -20,7 +20,7 @@ from slipstream.drafters.growing.first_layers import REUSE, FirstLayers, require
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.features import FeatureKeeper, FeatureStore
 from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses, distance, hits, mean
-from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadOptions
 from slipstream.drafters.heads.head_layer import HeadLayer, begin_as
 from slipstream.drafters.heads.head_rows import PagedRows
 from slipstream.drafters.heads.layer_stack import StackHead
@@ -47,7 +47,7 @@ class KangarooSettings(HeadSettings):
 
 
 @dataclass(frozen=True)
-class KangarooOptions(LearnedOptions):
+class KangarooOptions(HeadOptions):
     """`reuse`: verification starts after the layers that the draft ran, `auto` where that changes no bit, `yes` always,
     `no` never. `checkpoint`: a directory written by `slipstream train`; without one, the drafter trained for this
     target. `branch`: 1 for a chain, whose rows can always be reused. `draw` is that of `draft_model`.

@@ -24,7 +24,7 @@ from slipstream.drafters.growing.marginals import best_first
 from slipstream.drafters.growing.static_tree import ASSUMED, RANKS, StaticTree
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.head import Head
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadDrafter, HeadOptions
 from slipstream.drafters.heads.medusa_head import MedusaHead, MedusaSettings, unit
 from slipstream.errors import CorruptFile
 from slipstream.gpu.lanes import Lanes
@@ -35,7 +35,7 @@ from slipstream.types import Plan
 
 
 @dataclass(frozen=True)
-class MedusaOptions(LearnedOptions):
+class MedusaOptions(HeadOptions):
     """`depth`: at most the number of heads. `tree`: `dynamic`, the likeliest paths of this step; `static`, a fixed
     shape computed from the heads' accuracies. Sampled nodes always use the static shape: a dynamic one would depend on
     their tokens.
@@ -65,7 +65,7 @@ class HeadsGrowth(Growth):
     state: torch.Tensor = field(init=False, repr=False)  # [1, width]: the target's normed hidden state before the root
 
 
-class MedusaDrafter(LearnedDrafter[MedusaOptions]):
+class MedusaDrafter(HeadDrafter[MedusaOptions]):
     """Draft a whole tree from one hidden state."""
 
     name = "medusa"

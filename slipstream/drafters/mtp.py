@@ -22,7 +22,7 @@ from slipstream.cache import PagedCache
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.features import FeatureStore
 from slipstream.drafters.heads.head import Frame, Head, HeadSettings, Lesson, Losses
-from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadOptions
 from slipstream.drafters.heads.head_layer import HeadLayer, PagedHeadLayer, begin_as, begin_with
 from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
 from slipstream.drafters.heads.sequential import SequentialDrafter
@@ -130,14 +130,14 @@ class ModuleGrowth(Growth):
     roots: tuple[torch.Tensor, ...] = ()  # each module's output at the root, [1, width]
 
 
-class MtpDrafter(SequentialDrafter[LearnedOptions]):
+class MtpDrafter(SequentialDrafter[HeadOptions]):
     """Draft with modules that read the target's last hidden state and then each other."""
 
     name = "mtp"
     summary = "trained modules after the target's last layer, each reading the one before, as a dynamic tree"
     helps = "any text, if modules were trained for the target; a single reused module is cheapest"
     cost = "one pass of one layer and of a reduced LM head per level; with D modules, D more layer rows per token"
-    options_type = LearnedOptions
+    options_type = HeadOptions
     settings_type = MtpSettings
     head_type = MtpHead
     growth_type = ModuleGrowth
@@ -220,13 +220,10 @@ class MtpDrafter(SequentialDrafter[LearnedOptions]):
                 self._outputs.write(segment.table, segment.committed, new)
         return torch.cat(outputs, 1), self.judged(rows.wanted(outputs[0]))
 
-    def _feed_roots(self, growths: list[Growth]) -> list[torch.Tensor]:
-        rows = super()._feed_roots(growths)
-        for growth in growths:
-            assert isinstance(growth, ModuleGrowth)
-            growth.roots = growth.hidden[0].chunk(self.layers, 1)
-            growth.hidden = [growth.roots[0]]
-        return rows
+    def _begin(self, growth: Growth, output: torch.Tensor) -> None:
+        assert isinstance(growth, ModuleGrowth)
+        growth.roots = output.chunk(self.layers, 1)
+        growth.hidden = [growth.roots[0]]
 
     def rollback(self, sequence: Sequence, length: int) -> None:
         super().rollback(sequence, length)

@@ -21,12 +21,12 @@ from slipstream.attention import Segment, chain_segment
 from slipstream.drafters.device.device_draft import DeviceDraft
 from slipstream.drafters.device.parallel_loop import InjectedLoop, ParallelLoop
 from slipstream.drafters.device.tree_loop import TreeDraft
-from slipstream.drafters.growing.catch_up import CHUNK, Text, catch_up, wanted
+from slipstream.drafters.growing.catch_up import Text, catch_up, wanted
 from slipstream.drafters.growing.lattice import Lattice, linked_candidates
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.features import within_range
 from slipstream.drafters.heads.head import Head
-from slipstream.drafters.heads.head_drafter import LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadOptions
 from slipstream.drafters.heads.head_layer import PagedHeadLayer
 from slipstream.drafters.heads.head_rows import HeadRows, PagedRows
 from slipstream.drafters.heads.injection import Injection
@@ -42,12 +42,11 @@ from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
 
-_PIECES = 64  # chunks of known tokens that are projected at once
 _USUAL = 8  # of the block of most heads
 
 
 @dataclass(frozen=True)
-class ParallelOptions(LearnedOptions):
+class ParallelOptions(HeadOptions):
     """Those of every trained drafter. `depth` is at most the block size of the head (0: that, 12 at most)."""
 
 
@@ -162,18 +161,14 @@ class ParallelDrafter(SequentialDrafter[ParallelOptions]):
 
     def _inject(self, growths: list[Growth]) -> None:
         """Write K/V of the tokens before the roots that have none. The roots' own are those of rows of the head."""
-        pieces: list[Segment] = []
-        for growth in growths:
-            table, tokens = growth.sequence.table, growth.sequence.tokens
-            for start in range(table.lengths[self.key], growth.root_slot, CHUNK):
-                known = tokens[start : min(start + CHUNK, growth.root_slot)]
-                pieces.append(chain_segment(table, start, known, len(known)))
-        for start in range(0, len(pieces), _PIECES):
-            some = pieces[start : start + _PIECES]
-            features = [self._features.read(s.table, s.committed, s.committed + s.rows) for s in some]
-            self.inject(self.hidden(torch.cat(features)), Rows(some, self.target.device))
-        for growth in growths:
-            growth.sequence.table.lengths[self.key] = growth.root_slot
+        sequences = [growth.sequence for growth in growths]
+        behind = [s for s in sequences if s.table.lengths[self.key] < len(s.tokens) - 1]
+        catch_up(self.key, [Text(s.table, s.tokens[:-1]) for s in behind], self._injected)
+
+    def _injected(self, _: list[Text], segments: list[Segment]) -> list[None]:
+        features = [self._features.read(s.table, s.committed, s.committed + s.rows) for s in segments]
+        self.inject(self.hidden(torch.cat(features)), Rows(segments, self.target.device))
+        return [None] * len(segments)
 
     def inject(self, fused: torch.Tensor, rows: PlacedRows) -> None:
         """Write K/V of tokens with these hidden states, fused [rows, width], to all layers."""

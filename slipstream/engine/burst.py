@@ -38,6 +38,8 @@ from slipstream.types import Plan
 
 _MOST_SPARE, _PATIENCE = 2, 4  # a batch stays in up to twice the lanes that it needs, for so many bursts
 
+Guard = Callable[[Sequence, Callable[[], None]], object]  # runs what a sequence needs; an error in it is its own
+
 
 class Burst:
     """Runs the bursts of one drafter over one model and cache."""
@@ -145,8 +147,8 @@ class Burst:
         The last results of this burst are not emitted yet. The drafter's host state is updated only when a burst stops.
         """
         buffers, sequences, collected = launched.buffers, launched.sequences, launched.collected
-        if collected.any_ended(launched.rounds - 1):
-            return
+        if collected.any_ended(launched.rounds - 1) or any(sequence.finished for sequence in sequences):
+            return  # one that has failed is finished, too, and holds no pages any more
         starts = launched.root_slots(launched.rounds)
         rounds = self._reserve(buffers, sequences, starts, min(buffers.rounds, max(collected.left)))
         if rounds:
@@ -204,17 +206,17 @@ class Burst:
         counting = self._counters.get(launched.buffers)
         return Tally() if counting is None else counting.since()
 
-    def commit(self, launched: Launched) -> None:
-        """Commit the K/V of the emitted tokens.
+    def commit(self, launched: Launched, guard: Guard) -> None:
+        """Commit the K/V of the emitted tokens of each sequence, under `guard`.
 
         A round writes the K/V of the token that it reads, so all emitted tokens but the last have rows.
         """
         for item, start in zip(launched.progress, launched.starts, strict=True):
             if item.new_tokens and item.sequence.table.pages:  # a cancelled sequence has no pages
                 rows = range(start, start + item.new_tokens)
-                self._cache.commit(item.sequence.table, TARGET, start, rows)
+                guard(item.sequence, partial(self._cache.commit, item.sequence.table, TARGET, start, rows))
 
-    def settle(self, launched: Launched, guard: Callable[[Sequence, Callable[[], None]], object]) -> None:
+    def settle(self, launched: Launched, guard: Guard) -> None:
         """Update the drafter's state of each sequence, under `guard`."""
         buffers, sequences = launched.buffers, launched.sequences
         if buffers.keepers:

@@ -252,14 +252,14 @@ class DeviceRunner:
         if unfinished and rounds <= last:  # nothing was left to wait for in the last round
             report = self._report(burst, launched, unfinished, rounds)
             yield report
-        burst.commit(launched)
+        burst.commit(launched, state.guarded)
         if burst.ahead is None:
             burst.settle(launched, state.drafters.guarded)
         if failed:
             burst.forget()
         for item in unfinished:
             if item.sequence.error is None:
-                state.cache.publish(item.sequence.table, TARGET, item.sequence.tokens)
+                state.publish(item.sequence)
                 if burst.ahead is None:  # else the device still writes to its pages
                     state.finish(item.sequence)
         if unfinished:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from statistics import median
 from typing import TypeVar
+from weakref import WeakSet
 
 from slipstream.drafters import DraftRequest, Outcome
 from slipstream.drafters.guard.faults import proposals, tell
-from slipstream.drafters.guard.stopwatch import Stopwatch
+from slipstream.drafters.guard.stopwatch import KEPT, Stopwatch
 from slipstream.drafters.registry import AnyDrafter
 from slipstream.errors import DraftFault
 from slipstream.policy import DraftCall
@@ -29,6 +31,8 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         self._vocab_size = vocab_size
         self._drafters: dict[str, AnyDrafter] = {}
         self._watches: dict[str, Stopwatch] = {}
+        self._asked: WeakSet[Sequence] = WeakSet()  # sequences for which a drafter was called
+        self._passes: deque[float] = deque(maxlen=KEPT)  # milliseconds of the target's last passes without prompts
         self.faults: Counter[str] = Counter()  # by drafter
 
     def __getitem__(self, name: str) -> AnyDrafter:
@@ -60,7 +64,9 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         return tuple(sorted({layer for name in names for layer in self._drafters[name].taps}))
 
     def scratch_rows(self, sequence: Sequence, plan: Plan) -> int:
-        """Slots below the root that a draft may write in any store; 0 if the drafter fails to say."""
+        """Slots below the root that a draft may write in any store; 0 if there is no drafter or it fails to say."""
+        if sequence.active_drafter == PLAIN:
+            return 0
         rows = self.guarded(sequence, lambda: max(plan.nodes, self.of(sequence).scratch_rows(plan)))
         return rows or 0
 
@@ -88,11 +94,18 @@ class DrafterSet(Mapping[str, AnyDrafter]):
         began = time.perf_counter()
         offers = proposals(self._drafters[name], requests, self.drop)
         seconds = time.perf_counter() - began
-        fresh = any(request.sequence.stats.drafting_steps == 0 for request in requests)  # it may include a prefill
-        if self._watches[name].took(1000 * seconds, fresh=fresh):
+        fresh = not self._asked.issuperset(request.sequence for request in requests)  # it may include a prefill
+        self._asked.update(request.sequence for request in requests)
+        depth = max(request.plan.depth for request in requests)
+        pass_ms = median(self._passes) if self._passes else None
+        if self._watches[name].took(1000 * seconds, depth=depth, pass_ms=pass_ms, fresh=fresh):
             for request in requests:
                 self.drop(request.sequence, DraftFault(f"a draft took {seconds:.1f} s"))
         return offers
+
+    def passed(self, milliseconds: float) -> None:
+        """What a pass of the target without prompts took: calls of drafters are judged by it."""
+        self._passes.append(milliseconds)
 
     def _checked(self, request: DraftRequest, tree: TokenTree) -> TokenTree:
         """The tree without the nodes that a grammar forbids, after a check."""

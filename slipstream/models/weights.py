@@ -22,6 +22,7 @@ from slipstream.models.layers.quantized import (
 )
 from slipstream.models.shapes import expected_shape, is_matrix
 from slipstream.native.linear import NativeInt8Linear
+from slipstream.notice import notice
 
 log = logging.getLogger("slipstream")
 
@@ -66,7 +67,8 @@ class Weights:
         self._kept = None if weights_file is None else weights_file.load()
         if weights_file is not None and self._kept is None:
             seconds = max(1, checkpoint.config.parameters // _PER_SECOND)
-            log.info("converting %s to %s (cached for later starts, about %d s)", checkpoint.name, quantize, seconds)
+            said = "converting %s to %s (cached for later starts, about %d s)"
+            notice(log, said, checkpoint.name, quantize, seconds)
         self._next = iter(() if self._kept is None else self._kept.products)
         self._made: list[Linear | Int8Matrix] = []  # in the order of the cache file
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.folders import cache_directory
 from slipstream.native.machine import CALLED, threads
+from slipstream.notice import notice
 
 if TYPE_CHECKING:
     from llvmlite import ir
@@ -64,7 +65,7 @@ def library(name: str, build: Build) -> Library:
 @functools.cache
 def _announce() -> None:
     """Once per process: several libraries are compiled one after the other."""
-    log.info("compiling CPU kernels (once for this processor and version, some seconds)")
+    notice(log, "compiling CPU kernels (once for this processor and version, some seconds)")
 
 
 def _kept(file: Path) -> bytes | None:

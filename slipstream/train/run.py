@@ -13,7 +13,7 @@ import torch
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head import Head, HeadSettings
 from slipstream.drafters.heads.head_checkpoint import Made, Trained
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, frame_of, make_head, settings_of
+from slipstream.drafters.heads.head_drafter import HeadDrafter, frame_of, make_head, settings_of
 from slipstream.drafters.registry import drafter_class, drafter_names, make_options
 from slipstream.errors import OptionError, unknown_choice
 from slipstream.folders import expanded
@@ -68,15 +68,15 @@ class TrainJob:
 
 def learned_methods() -> list[str]:
     """The methods that can be trained."""
-    return [name for name in drafter_names() if issubclass(drafter_class(name), LearnedDrafter)]
+    return [name for name in drafter_names() if issubclass(drafter_class(name), HeadDrafter)]
 
 
-def learned_class(method: str) -> type[LearnedDrafter[Any]]:
+def learned_class(method: str) -> type[HeadDrafter[Any]]:
     """The drafter of a trainable method; all others are refused."""
     if method not in drafter_names():
         raise unknown_choice("drafter", method, learned_methods())
     kind = drafter_class(method)
-    if not issubclass(kind, LearnedDrafter):
+    if not issubclass(kind, HeadDrafter):
         raise OptionError(f"{method} cannot be trained", hint=f"valid: {', '.join(learned_methods())}")
     return kind
 
@@ -191,7 +191,7 @@ class Training:
     def __init__(
         self,
         job: TrainJob,
-        kind: type[LearnedDrafter[Any]],
+        kind: type[HeadDrafter[Any]],
         settings: HeadSettings,
         data: ChatData,
         llm: LLM,

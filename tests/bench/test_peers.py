@@ -11,7 +11,7 @@ import pytest
 from benchmarks.peers.__main__ import usable_cores
 from benchmarks.peers.bench import Bench
 from benchmarks.peers.environments import Skipped, run
-from benchmarks.peers.figures import row
+from benchmarks.peers.figures import row, show
 from benchmarks.peers.protocol import Paths, Report, Run, Task
 from benchmarks.peers.table import PEERS, Peer
 from tests.gguf_files import write_dense
@@ -53,6 +53,24 @@ def test_one_other_token_in_any_round_is_reported(place: int) -> None:
     assert row("peer", "fast", ALONE, changed, "plain").identical is False
 
 
+@pytest.mark.parametrize("mode", ["plain", "fast"])
+def test_an_answer_that_came_all_at_once_has_no_speed_and_no_speedup(
+    mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def at_once(run: Run) -> Run:
+        return answered(run.mode, run.kind, run.first_s, 1e-6, run.tokens, first_tokens=len(run.tokens))
+
+    stories = [at_once(run) if (run.mode, run.kind) == (mode, "story") else run for run in RUNS]
+    found = row("peer", "fast", ALONE, stories, "plain")
+    assert (found.worst, found.worst_speedup) == ("code", 8.0 / 4.0)
+    everything = [at_once(run) if run.mode == mode else run for run in RUNS]
+    found = row("peer", "fast", ALONE, everything, "plain")
+    assert (found.speedup, found.worst, found.worst_speedup, found.identical) == (None, None, None, True)
+    assert row("peer", mode, ALONE, everything, None).tok_s == 0
+    show([found])
+    assert capsys.readouterr().out.splitlines()[2].endswith("|  |  | identical |")
+
+
 def test_every_plain_mode_that_is_compared_with_is_a_mode() -> None:
     for peer in PEERS.values():
         assert peer.requirements
@@ -82,7 +100,7 @@ def test_a_mode_that_breaks_is_a_row_with_its_reason_and_the_others_go_on(tmp_pa
         modes=[],
         prompts={"short": [1, 2, 3], "long": [4, 5, 6, 4, 5, 6, 4, 5]},
         stop_ids=[],
-        max_tokens=6,
+        max_tokens=48,
         context=64,
         rounds=2,
         cores=usable_cores()[:1],
@@ -93,6 +111,8 @@ def test_a_mode_that_breaks_is_a_row_with_its_reason_and_the_others_go_on(tmp_pa
     broken, plain, fast = rows
     assert (broken.mode, broken.as_dict().keys()) == ("float32 nonsense", {"peer", "mode", "skipped"})
     assert broken.skipped is not None and "unknown drafter 'nonsense'" in broken.skipped
-    assert plain.tok_s > 0 and plain.startup_s > 0 and plain.peak_mib > 50
-    assert fast.identical and fast.speedup is not None and fast.worst in task.prompts
+    assert plain.startup_s > 0 and plain.peak_mib > 50
+    assert fast.identical
+    if all(answer.tok_s for answer in [*plain.answers, *fast.answers]):  # a busy machine may hand out all at once
+        assert fast.speedup is not None and fast.worst in task.prompts
     assert json.loads(json.dumps(fast.as_dict()))["answers"][1]["kind"] == "long"

@@ -164,8 +164,8 @@ def test_an_interrupt_while_the_last_round_runs_leaves_nothing(monkeypatch: pyte
     burst = burst_of(llm)
     commit = burst.commit
 
-    def interrupted(launched: Launched) -> None:
-        commit(launched)
+    def interrupted(launched: Launched, *args: Any) -> None:
+        commit(launched, *args)
         if any(s.finished for s in launched.sequences):
             raise KeyboardInterrupt
 

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from slipstream import LLM, SamplingParams
+from slipstream.cache import PagedCache, PageTable
 from slipstream.engine import host as host_module
 from slipstream.engine import step as step_module
 from slipstream.errors import EngineClosed
 from slipstream.policy import Progress
 from slipstream.verify import Match
 from tests.heads import random_head
+from tests.laned import burst_on_cpu
 from tests.tiny import plain_answers, tiny_llm
 
 PROMPTS = [[1 + i, 2 + i, 3, 4, 5 + i] * (1 + i % 7) for i in range(12)]
@@ -113,7 +115,7 @@ def test_an_interrupted_client_cancels_its_own_requests_and_nothing_else() -> No
     assert llm.engine.scheduler.idle and llm.cache.available == llm.cache.capacity
 
 
-def failing(inner: Callable[..., Any], seed: int, seen: Callable[..., int]) -> Callable[..., Any]:
+def failing(inner: Callable[..., Any], seed: int, seen: Callable[..., int], after: int = 4) -> Callable[..., Any]:
     """Fails for the request of this seed, after a few calls."""
     calls = 0
 
@@ -121,27 +123,41 @@ def failing(inner: Callable[..., Any], seed: int, seen: Callable[..., int]) -> C
         nonlocal calls
         if seen(*args) == seed:
             calls += 1
-            if calls > 4:
+            if calls > after:
                 raise RuntimeError("planted")
         return inner(*args, **named)
 
     return fails
 
 
-@pytest.mark.parametrize("place", ["verify", "commit", "emit"])
+def plant(place: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """An error in this place for the request of seed 3."""
+
+    def owner(_: PagedCache, table: PageTable, *__: Any) -> int:
+        return next((int(s.request.seed) for s in llm.engine.scheduler.running if s.table is table), -1)
+
+    seen: dict[str, Callable[..., int]] = {
+        "verify": lambda _, __, target: int(target._sampler.seed),
+        "emit": lambda progress: int(progress.sequence.request.seed),
+    }
+    where: dict[str, tuple[Any, str]] = {"verify": (Match, "__call__"), "emit": (step_module, "emit")}
+    home, name = where.get(place, (PagedCache, place))
+    monkeypatch.setattr(home, name, failing(getattr(home, name), 3, seen.get(place, owner), after))
+
+
+@pytest.mark.parametrize(
+    ("place", "bursts"),
+    [*((place, False) for place in ("verify", "commit", "emit", "publish", "trim"))]
+    + [(place, True) for place in ("commit", "emit", "publish", "trim")],
+)
+@pytest.mark.parametrize("speculate", [None, "suffix"])
 def test_an_error_ends_its_own_request_after_its_tokens_are_delivered(
-    place: str, monkeypatch: pytest.MonkeyPatch
+    place: str, bursts: bool, speculate: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm, texts = tiny_llm(characters=True, speculate="suffix"), wanted(PROMPTS[:6])
-    if place == "verify":
-        planted = failing(Match.__call__, 3, lambda self, tree, target: int(target._sampler.seed))
-        monkeypatch.setattr(Match, "__call__", planted)
-    elif place == "commit":
-        planted = failing(llm.engine.host._commit, 3, lambda share, *_: int(share.work.sequence.request.seed))
-        monkeypatch.setattr(llm.engine.host, "_commit", planted)
-    else:
-        planted = failing(step_module.emit, 3, lambda progress: int(progress.sequence.request.seed))
-        monkeypatch.setattr(step_module, "emit", planted)
+    llm, texts = tiny_llm(characters=True, speculate=speculate), wanted(PROMPTS[:6])
+    if bursts:
+        burst_on_cpu(llm, monkeypatch)
+    plant(place, llm, monkeypatch, after=1 if bursts else 4)
     said: dict[int, list[int]] = {}
     errors: dict[int, Exception] = {}
 
@@ -157,7 +173,8 @@ def test_an_error_ends_its_own_request_after_its_tokens_are_delivered(
         list(pool.map(client, range(6)))
     assert list(errors) == [3] and "planted" in str(errors[3])
     assert [said[n] == texts[n] for n in range(6)] == [True, True, True, False, True, True]
-    assert len(said[3]) >= 4 and said[3] == texts[3][: len(said[3])], "what was given out before has come"
+    assert len(said[3]) >= (1 if bursts else 4), "what was given out before has come"
+    assert said[3] == texts[3][: len(said[3])] and llm._loop.status().restarts == 0
     assert llm.engine.scheduler.idle and llm.cache.available == llm.cache.capacity
 
 

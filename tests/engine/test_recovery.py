@@ -92,6 +92,15 @@ def test_a_fault_of_a_drafter_ends_no_request(method: str, monkeypatch: pytest.M
     assert status.restarts == 0 and 4 <= status.faults["suffix"] <= 6
 
 
+def test_a_drafter_that_cannot_say_how_many_rows_it_needs_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, expected = tiny_llm(characters=True, speculate="suffix"), texts()
+    planted = once(SuffixDrafter.scratch_rows, 1, RuntimeError("no such plan"), lasting=True)
+    monkeypatch.setattr(SuffixDrafter, "scratch_rows", planted)
+    outputs = llm.generate(PROMPTS, HOW)
+    assert [output.token_ids for output in outputs] == expected
+    assert [output.stats.draft_faults for output in outputs] == [1] * len(PROMPTS)
+
+
 def test_what_waits_is_kept_and_what_runs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, outbox = tiny_llm(characters=True, max_num_seqs=2), Mailbox()
     monkeypatch.setattr(Decoder, "forward", once(Decoder.forward, 3, RuntimeError("no such kernel")))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from slipstream import LLM, SamplingParams
 from slipstream.drafters.heads import head_checkpoint, weight_codec
 from slipstream.drafters.heads.head_checkpoint import Trained
-from slipstream.drafters.heads.head_drafter import LearnedDrafter
+from slipstream.drafters.heads.head_drafter import HeadDrafter
 from slipstream.drafters.registry import drafter_class
 from slipstream.errors import CorruptFile, NotEnoughMemory, OptionError, SlipstreamError
 from slipstream.train import finish as finish_module
@@ -88,7 +88,7 @@ def test_sixty_steps_raise_the_tokens_per_step(method: str, tmp_path: Path, monk
     place, drafter = train(order(method, tmp_path / method, course, settings=settings), QUIET)
     assert drafter.figures["tokens_per_step"] > 1.15 * untaught.figures["tokens_per_step"]
     kind = drafter_class(method)
-    assert issubclass(kind, LearnedDrafter)
+    assert issubclass(kind, HeadDrafter)
     plain, asked = tiny_llm(), [[5, 6, 7], [40, 2]]
     greedy = SamplingParams(temperature=0.0, max_tokens=20)
     wanted = [output.token_ids for output in plain.generate(asked, greedy)]

@@ -45,11 +45,11 @@ def examine_head(spec: DrafterSpec, config: ModelConfig, dtype: torch.dtype) -> 
     from slipstream.drafters import drafter_class
     from slipstream.drafters.heads import head_checkpoint
     from slipstream.drafters.heads.head import Frame
-    from slipstream.drafters.heads.head_drafter import LearnedDrafter, kept_per_token, unfilled_head
+    from slipstream.drafters.heads.head_drafter import HeadDrafter, kept_per_token, unfilled_head
     from slipstream.drafters.interchange import is_foreign
 
     kind, place = drafter_class(spec.method), getattr(spec.checked(), "checkpoint", None)
-    if not issubclass(kind, LearnedDrafter) or place is None:
+    if not issubclass(kind, HeadDrafter) or place is None:
         return None
     if place and is_foreign(place):
         return TrainedHead(spec.method, place)

@@ -4,7 +4,7 @@ It runs in its own thread with a deadline and reads views that it cannot write; 
 After the deadline the thread is abandoned and asked to end, which a loop in Python obeys. Code that holds the GIL (a C
 extension that does not release it) blocks the whole process and cannot be abandoned.
 
-A class derived from one of our drafters other than `Drafter` itself (such as `LearnedDrafter`) runs parts of the
+A class derived from one of our drafters other than `Drafter` itself (such as `HeadDrafter`) runs parts of the
 engine, including stores and passes of the target: it is trusted like a built-in one.
 """
 
@@ -56,7 +56,7 @@ class Isolated(Drafter[DraftOptions]):
             if getattr(kind, method) is not getattr(Drafter, method):
                 raise OptionError(
                     f"drafter {kind.name!r} has a method `{method}`, but a plug-in has no store and no device draft",
-                    hint="derive from a drafter that has, such as GrowingDrafter or LearnedDrafter",
+                    hint="derive from a drafter that has, such as GrowingDrafter or HeadDrafter",
                 )
         vars(self)["name"] = kind.name  # a class variable in every other drafter
         super().__init__(options, target)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LearnedOptions(GrowthOptions):
+class HeadOptions(GrowthOptions):
     """`checkpoint`: a directory or hub id of a checkpoint of `slipstream train`, or of an EAGLE-3 or Medusa head of
     another project; without one, the drafter for this target in the cache or in the package. `depth`: 0 for a default
     of the device. `nodes`: 0 for a default of the device, and on a CPU only likely ones. `branch`: 1 for a chain.
@@ -41,10 +41,10 @@ class LearnedOptions(GrowthOptions):
     checkpoint: str = ""
 
 
-Options = TypeVar("Options", bound=LearnedOptions)
+Options = TypeVar("Options", bound=HeadOptions)
 
 
-class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
+class HeadDrafter(GrowingDrafter[Options], Generic[Options]):
     """Draft with a head trained on its target's outputs."""
 
     needs = "a checkpoint trained for this target (SmolLM2-135M has one): `slipstream train`"
@@ -127,23 +127,23 @@ class LearnedDrafter(GrowingDrafter[Options], Generic[Options]):
         return likeliest_children(sampler, logits, paths, growth.plan.branch, self.vocab, noisy=noisy)
 
 
-def _requested(options: LearnedOptions) -> Plan:
+def _requested(options: HeadOptions) -> Plan:
     return Plan(options.depth, options.nodes, options.branch, options.min_confidence)
 
 
-def _shared(options: LearnedOptions, plan: Plan, lanes: int) -> Plan:
+def _shared(options: HeadOptions, plan: Plan, lanes: int) -> Plan:
     if options.nodes or plan.branch == 1:
         return plan
     return device_tree(plan, lanes, fixed_depth=options.depth > 0)
 
 
-def unfilled_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
+def unfilled_head(kind: type[HeadDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
     """A head without initialised weights: they come from elsewhere, or only the shapes are wanted."""
     with _SkipInit():
         return make_head(kind, settings, frame)
 
 
-def restored(kind: type[LearnedDrafter[Any]], checkpoint: head_checkpoint.Trained, frame: Frame, place: Path) -> Head:
+def restored(kind: type[HeadDrafter[Any]], checkpoint: head_checkpoint.Trained, frame: Frame, place: Path) -> Head:
     """The head of the checkpoint at `place`, in float32."""
     head = unfilled_head(kind, checkpoint.settings, frame)
     wanted = {name: tuple(weight.shape) for name, weight in head.state_dict().items()}
@@ -175,7 +175,7 @@ class _SkipInit(TorchFunctionMode):
         return func(*args, **given)
 
 
-def make_head(kind: type[LearnedDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
+def make_head(kind: type[HeadDrafter[Any]], settings: dict[str, Any], frame: Frame) -> Head:
     """A head of a method with its initial weights."""
     try:
         shaped = kind.settings_type(**settings)

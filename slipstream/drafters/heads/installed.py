@@ -21,7 +21,7 @@ from typing import Any
 
 from slipstream.drafters.heads import head_checkpoint
 from slipstream.drafters.heads.head_checkpoint import DESCRIPTION, HASH, WEIGHTS, Trained
-from slipstream.drafters.heads.head_drafter import LearnedDrafter
+from slipstream.drafters.heads.head_drafter import HeadDrafter
 from slipstream.drafters.registry import drafter_class, drafter_names, make_options
 from slipstream.errors import CorruptFile, ModelNotFound, OptionError
 from slipstream.folders import expanded
@@ -172,7 +172,7 @@ def _require_hash(place: Path, description: dict[str, Any], *, must: bool) -> st
 def _require_sound(place: Path, trained: Trained, description: dict[str, Any]) -> None:
     """Refuse a method, settings, a fingerprint or a vocabulary that cannot be."""
     kind = drafter_class(trained.method) if trained.method in drafter_names() else None
-    if kind is None or not issubclass(kind, LearnedDrafter):
+    if kind is None or not issubclass(kind, HeadDrafter):
         raise CorruptFile(f"{place} holds a drafter of kind {trained.method!r}, which is none that is trained")
     make_options(trained.method, kind.settings_type, trained.settings)
     if not _FINGERPRINT.fullmatch(trained.target.fingerprint):

@@ -25,7 +25,7 @@ from slipstream.drafters.device.tree_loop import Passes, TreeDraft, TreeLoop
 from slipstream.drafters.growing.catch_up import catch_up, wanted
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.features import FeatureKeeper, FeatureStore
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadDrafter, HeadOptions
 from slipstream.drafters.heads.head_layer import PagedHeadLayer
 from slipstream.drafters.heads.head_program import HeadProgram, Left, NodeRows
 from slipstream.drafters.heads.head_rows import HeadRows, LanedRows, PagedRows
@@ -36,10 +36,10 @@ from slipstream.models.rows import tokens_of
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
 
-Options = TypeVar("Options", bound=LearnedOptions)
+Options = TypeVar("Options", bound=HeadOptions)
 
 
-class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
+class SequentialDrafter(HeadDrafter[Options], Generic[Options]):
     """Draft by passes of a one-layer head."""
 
     layers = 1  # whose K/V the store holds
@@ -77,9 +77,13 @@ class SequentialDrafter(LearnedDrafter[Options], Generic[Options]):
             return _kept(growths, catch_up(self.key, growths, known))
         rows = []
         for growth, (output, logits) in zip(growths, catch_up(self.key, growths, self._known), strict=True):
-            growth.hidden = [output[-1:]]
+            self._begin(growth, output[-1:])
             rows.append(logits)
         return rows
+
+    def _begin(self, growth: Growth, output: torch.Tensor) -> None:
+        """Keep what the pass gave at the root, a row [1, ...]."""
+        growth.hidden = [output]
 
     def _read_features(self, segments: Seq[Segment]) -> torch.Tensor:
         """The target's hidden states before the tokens of these rows."""

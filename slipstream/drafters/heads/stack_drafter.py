@@ -19,17 +19,17 @@ from slipstream.drafters.base import Outcome
 from slipstream.drafters.growing.catch_up import catch_up, wanted
 from slipstream.drafters.growing.tree_growth import Growth
 from slipstream.drafters.heads.head import Head
-from slipstream.drafters.heads.head_drafter import LearnedDrafter, LearnedOptions
+from slipstream.drafters.heads.head_drafter import HeadDrafter, HeadOptions
 from slipstream.drafters.heads.head_rows import LanedRows, PagedRows
 from slipstream.drafters.heads.layer_stack import PagedStack, StackHead
 from slipstream.gpu.lanes import LaneRows
 from slipstream.models.layers.rope import RopeTable
 from slipstream.sequence import Sequence
 
-Options = TypeVar("Options", bound=LearnedOptions)
+Options = TypeVar("Options", bound=HeadOptions)
 
 
-class StackDrafter(LearnedDrafter[Options], Generic[Options]):
+class StackDrafter(HeadDrafter[Options], Generic[Options]):
     """Draft by passes of a stack of layers."""
 
     # -- implemented by subclasses

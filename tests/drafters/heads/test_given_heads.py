@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from slipstream import LLM, SamplingParams
 from slipstream.drafters.heads import head_checkpoint
-from slipstream.drafters.heads.head_drafter import LearnedDrafter
+from slipstream.drafters.heads.head_drafter import HeadDrafter
 from slipstream.drafters.interchange import import_drafter
 from slipstream.drafters.interchange.foreign import read_foreign
 from slipstream.errors import ModelNotFound, OptionError, SlipstreamError, UnsupportedModel
@@ -57,7 +57,7 @@ def laid_out(layout: str) -> tuple[str, Path]:
 
 
 def checkpoint_of(llm: LLM) -> head_checkpoint.Trained:
-    assert isinstance(llm.drafter, LearnedDrafter)
+    assert isinstance(llm.drafter, HeadDrafter)
     return llm.drafter.trained
 
 

@@ -10,7 +10,7 @@ import torch
 from slipstream import LLM, SamplingParams
 from slipstream.drafters.eagle3 import Eagle3Head
 from slipstream.drafters.growing.tree_growth import Growth
-from slipstream.drafters.heads.head_drafter import LearnedDrafter
+from slipstream.drafters.heads.head_drafter import HeadDrafter
 from slipstream.drafters.heads.parallel_head import ParallelHead
 from slipstream.tree import TokenTree
 from tests.heads import random_head
@@ -75,15 +75,15 @@ def test_only_tokens_that_can_be_chosen_are_drafted(cut: dict[str, float]) -> No
 
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "mtp", "parallel", "kangaroo", "draft_model"])
 def test_numbers_that_are_none_drop_the_drafter(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    restored = LearnedDrafter._restored
+    restored = HeadDrafter._restored
 
-    def broken(drafter: LearnedDrafter) -> torch.nn.Module:  # type: ignore[type-arg]
+    def broken(drafter: HeadDrafter) -> torch.nn.Module:  # type: ignore[type-arg]
         head = restored(drafter)
         for weight in head.parameters():
             weight.data.fill_(float("nan"))
         return head
 
-    monkeypatch.setattr(LearnedDrafter, "_restored", broken)
+    monkeypatch.setattr(HeadDrafter, "_restored", broken)
     llm = build(f"{method}:checkpoint={random_head(method)}")
     how = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     output = llm.generate([PROMPT[:20]], how)[0]

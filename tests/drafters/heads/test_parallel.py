@@ -123,7 +123,6 @@ def test_a_block_has_the_logits_that_training_gives_it(
 ) -> None:
     """Over pages, fed in pieces, several answers at once, after accepted and rejected drafts."""
     monkeypatch.setattr("slipstream.drafters.growing.catch_up.CHUNK", 50)
-    monkeypatch.setattr("slipstream.drafters.parallel.CHUNK", 50)
     place = scattered(**settings) if kind == "scattered" else taught(**settings)[1]
     llm = speaking(place, depth=depth, nodes=12, branch=3)
     drafter, head = parts(llm)
