@@ -20,7 +20,7 @@ QUICK := tests/test_layout.py tests/test_surface.py tests/test_readme.py tests/n
 	$(addprefix tests/train/test_, loops.py optimiser.py requests.py training_data.py) \
 	tests/bench/test_gpu_figures.py tests/commands/test_cli_wrap.py tests/commands/test_cli_startup.py
 
-.PHONY: demo test check kernels replicas gpu-test style unit real clean
+.PHONY: demo test check kernels replicas browser gpu-test style unit real clean
 
 demo: $(VENV)/.installed
 	$(BIN)/slipstream demo
@@ -40,6 +40,12 @@ kernels: $(VENV)/.dev
 # Replicas of the server on a real Ray: nothing else runs meanwhile.
 replicas: $(VENV)/.dev
 	$(PYTEST) -m replicas tests/server/ray
+
+# The playground in Chromium. Where that is missing, `make test` skips these tests, and this target fails.
+browser: $(VENV)/.dev
+	@command -v chromium || command -v chromium-browser || { echo "chromium is not installed" >&2; exit 1; }
+	@$(BIN)/python -c "import playwright"
+	$(PYTEST) tests/server/test_playground.py
 
 # What needs a GPU: captured graphs, rounds, exact mode, the loop, reports, every kernel. In one process: one GPU.
 gpu-test:

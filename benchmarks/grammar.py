@@ -1,17 +1,20 @@
 """Structured output on real schemas: is every answer that ends valid, what does `grammar` bring, what do masks cost.
 
     python -m benchmarks.grammar [--model smollm2-135m] [--threads 2] [--schemas 20] [--prompts 20] [--tokens 160]
-                                 [--speculate none,suffix] [--temperature 0.0] [--strict] [--short] [--json FILE]
+                                 [--speculate none,suffix] [--quantize int8] [--temperature 0.0]
+                                 [--strict] [--short] [--json FILE]
 
 The schemas are those of other projects (GitHub, Cloud Build, Codecov, ...) that the package check-jsonschema carries,
 whole files or definitions of them; answers are validated by the package jsonschema. Each prompt is answered by every
 drafter with and without `grammar`, in turns; the texts must be identical. Speeds are of decoding, tokens a second over
 those of the same drafter without `grammar`, on the answers that end: a small model repeats itself in the others. The
-cost of masks is the time spent in constraints, of all time.
+cost of masks is the time spent in constraints, of all time, with and without `grammar`.
 
 `--strict` makes every property required and allows no others, as APIs with a strict mode ask for: the schemas then say
 most of the text. Whole files are left out there, since all of their properties would be far too many. `--short`
 lets strings have 24 characters and lists two items: the answers of a small model then end.
+
+`--json` keeps every answer as it is made. The same command with the same file goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import argparse
 import functools
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.grammar import Constraint
-from slipstream.types import Stats
+from slipstream.types import Output
 
 # File, and the definition in it that is used; the whole schema without one.
 SCHEMAS = [
@@ -67,20 +70,82 @@ SUBJECTS = [
 ]  # fmt: skip
 
 
-@dataclass
-class Row:
-    """One drafter with and without `grammar`."""
+@dataclass(frozen=True)
+class Answer:
+    """One prompt answered by one drafter; pairs are without `grammar` and with it."""
 
     drafter: str
-    speedup: float = 0.0
-    tokens_per_step: float = 0.0
-    tokens_per_step_without: float = 0.0
-    identical: bool = True
-    answers: int = 0
-    ended: int = 0
-    valid: int = 0
-    mask_share: float = 0.0  # of the decode time, without `grammar`
-    invalid: list[str] = field(default_factory=list)
+    schema: str
+    prompt: int
+    finish_reason: str
+    valid: bool
+    identical: bool
+    text: str
+    emitted: tuple[int, int]
+    steps: tuple[int, int]
+    decoded: tuple[int, int]  # tokens of all steps after the first
+    decode_ms: tuple[float, float]
+    whole_ms: tuple[float, float]
+    mask_ms: tuple[float, float]
+
+    @property
+    def ended(self) -> bool:
+        return self.finish_reason == "stop"
+
+
+class Answers:
+    """All answers so far, in a file if there is one."""
+
+    def __init__(self, file: Path | None, settings: dict[str, Any]) -> None:
+        self._file, self._settings = file, settings
+        self.made: list[Answer] = []
+        if file is not None and file.exists():
+            held = json.loads(file.read_text())
+            if held["settings"] != settings:
+                raise SystemExit(f"{file} holds answers with other settings: {held['settings']}")
+            self.made = [Answer(**answer) for answer in held["answers"]]
+        self._known = {(answer.drafter, answer.schema, answer.prompt) for answer in self.made}
+
+    def __contains__(self, key: tuple[str, str, int]) -> bool:
+        return key in self._known
+
+    def add(self, answer: Answer) -> None:
+        self.made.append(answer)
+        if self._file is not None:
+            whole = {"settings": self._settings, "rows": self.rows(), "answers": [asdict(each) for each in self.made]}
+            fresh = self._file.with_name(self._file.name + ".new")
+            fresh.write_text(json.dumps(whole, indent=1))
+            fresh.replace(self._file)  # a run that is stopped here leaves a whole file
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The figures of each drafter."""
+        names = dict.fromkeys(answer.drafter for answer in self.made)
+        return [row([answer for answer in self.made if answer.drafter == name]) for name in names]
+
+
+def row(answers: list[Answer]) -> dict[str, Any]:
+    """The figures of one drafter's answers."""
+    ended = [answer for answer in answers if answer.ended]
+    steps = total(answer.steps for answer in ended)
+    emitted, decoded = total(answer.emitted for answer in ended), total(answer.decoded for answer in ended)
+    decode_ms = total(answer.decode_ms for answer in ended)
+    masks, whole = total(answer.mask_ms for answer in answers), total(answer.whole_ms for answer in answers)
+    return {
+        "drafter": answers[0].drafter,
+        "speedup": (decoded[1] / decode_ms[1]) / (decoded[0] / decode_ms[0]) if all(decoded) else 0.0,
+        "tokens_per_step": [emitted[label] / max(1, steps[label]) for label in (0, 1)],
+        "identical": all(answer.identical for answer in answers),
+        "answers": len(answers),
+        "ended": len(ended),
+        "valid": sum(answer.valid for answer in ended),
+        "mask_share": [masks[label] / whole[label] for label in (0, 1)],
+    }
+
+
+def total(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """The sums of firsts and of seconds."""
+    firsts, seconds = zip((0.0, 0.0), *pairs, strict=True)
+    return sum(firsts), sum(seconds)
 
 
 def load(name: str, part: str) -> dict[str, Any]:
@@ -143,47 +208,59 @@ def settings(llm: LLM, drafter: str) -> dict[str, str | dict[str, object]]:
     return {"without": {"method": drafter, "drafters": parts} if parts else drafter, "with": beside(drafter)}
 
 
-def measure(llm: LLM, drafter: str, arguments: argparse.Namespace, spent: list[float]) -> Row:
-    asked = settings(llm, drafter)
-    row, totals = Row(drafter), {label: Stats() for label in asked}
-    masks = whole = 0.0  # milliseconds
+def schemas(arguments: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Label, topic and schema of each."""
     for name, part in [pair for pair in SCHEMAS if pair[1] or not arguments.strict][: arguments.schemas]:
         schema = strict(load(name, part)) if arguments.strict else load(name, part)
-        schema = short(schema) if arguments.short else schema
+        yield f"{name} {part}".strip(), (part or name).rpartition("/")[2], short(schema) if arguments.short else schema
+
+
+def measure(llm: LLM, drafter: str, arguments: argparse.Namespace, spent: list[float], answers: Answers) -> None:
+    """Answer what this drafter has not answered yet."""
+    asked = settings(llm, drafter)
+    for label, topic, schema in schemas(arguments):
         validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
-        topic = (part or name).rpartition("/")[2]
         for number, subject in enumerate(SUBJECTS[: arguments.prompts]):
+            if (drafter, label, number) in answers:
+                continue
             messages = [{"role": "user", "content": f"Write a JSON object of the kind {topic!r} for {subject}."}]
-            outputs = {}
-            for label in (*asked, *reversed(asked))[number % 2 * 2 :][:2]:  # in turns
+            outputs, masks = {}, {}
+            for turn in (*asked, *reversed(asked))[number % 2 * 2 :][:2]:
                 how = SamplingParams(
                     temperature=arguments.temperature,
                     seed=number,
                     max_tokens=arguments.tokens,
                     structured_outputs={"json": schema},
-                    speculate=asked[label],
+                    speculate=asked[turn],
                 )
                 spent[0] = 0.0
-                (outputs[label],) = llm.chat(messages, how)
-                if label == "without":
-                    masks += 1000 * spent[0]
-                    whole += outputs[label].stats.prefill_ms + outputs[label].stats.decode_ms
+                (outputs[turn],) = llm.chat(messages, how)
+                masks[turn] = 1000 * spent[0]
             first, second = outputs["without"], outputs["with"]
-            row.identical &= first.token_ids == second.token_ids
-            row.answers += 1
-            if first.finish_reason == "stop":
-                row.ended += 1
-                for label, output in outputs.items():
-                    totals[label].add(output.stats)
-                if validator.is_valid(json.loads(first.text)):
-                    row.valid += 1
-                else:
-                    row.invalid.append(f"{name} {part} {subject}: {first.text}")
-    without, held = totals["without"], totals["with"]
-    row.speedup = held.tokens_per_second / without.tokens_per_second if row.ended else 0.0
-    row.tokens_per_step, row.tokens_per_step_without = held.tokens_per_step, without.tokens_per_step
-    row.mask_share = masks / whole
-    return row
+            ended = first.finish_reason == "stop"
+            answer = Answer(
+                drafter,
+                label,
+                number,
+                str(first.finish_reason),
+                ended and validator.is_valid(json.loads(first.text)),
+                first.token_ids == second.token_ids,
+                first.text,
+                (first.stats.emitted, second.stats.emitted),
+                (first.stats.steps, second.stats.steps),
+                (first.stats.decoded, second.stats.decoded),
+                (first.stats.decode_ms, second.stats.decode_ms),
+                (whole_ms(first), whole_ms(second)),
+                (masks["without"], masks["with"]),
+            )
+            answers.add(answer)
+            if answer.ended and not answer.valid:
+                print(f"invalid: {label}, {subject}: {answer.text}", flush=True)
+
+
+def whole_ms(output: Output) -> float:
+    """From the start of the prompt to the last token."""
+    return output.stats.prefill_ms + output.stats.decode_ms
 
 
 def main() -> None:
@@ -194,31 +271,31 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=len(SUBJECTS))
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--speculate", default="none,suffix")
+    parser.add_argument("--quantize", default="auto")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--strict", action="store_true", help="all properties are required, no others allowed")
     parser.add_argument("--short", action="store_true", help="short strings and lists")
-    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    parser.add_argument("--json", type=Path, help="keep answers and figures in a file, and go on from it")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    kept = ("model", "threads", "tokens", "quantize", "temperature", "strict", "short")
+    answers = Answers(arguments.json, {name: getattr(arguments, name) for name in kept})
     drafters = arguments.speculate.split(",")
     loaded = dict.fromkeys([*drafters, *map(beside, drafters)])
-    llm = LLM(arguments.model, speculate=None, drafters=list(loaded))
+    llm = LLM(arguments.model, quantize=arguments.quantize, speculate=None, drafters=list(loaded))
     spent = [0.0]
     timed(spent)
-    print("| drafter | `grammar` beside it | tokens per step | without | identical | ended | valid | masks |")
-    print("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |", flush=True)
-    rows = []
     for drafter in drafters:
-        row = measure(llm, drafter, arguments, spent)
-        rows.append(row)
-        steps = f"{row.tokens_per_step:.2f} | {row.tokens_per_step_without:.2f}"
-        ends = f"{row.ended} of {row.answers} | {row.valid}"
-        same = "yes" if row.identical else "NO"
-        print(f"| `{drafter}` | {row.speedup:.2f}x | {steps} | {same} | {ends} | {row.mask_share:.2%} |", flush=True)
-        for invalid in row.invalid:
-            print(f"invalid: {invalid}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=2))
+        measure(llm, drafter, arguments, spent, answers)
+    print("| drafter | `grammar` beside it | tokens per step | without | identical | ended | valid | masks | without |")
+    print("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
+    for each in answers.rows():
+        before, after = each["tokens_per_step"]
+        least, most = each["mask_share"]
+        same = "yes" if each["identical"] else "NO"
+        figures = f"{each['speedup']:.2f}x | {after:.2f} | {before:.2f} | {same}"
+        counts = f"{each['ended']} of {each['answers']} | {each['valid']}"
+        print(f"| `{each['drafter']}` | {figures} | {counts} | {most:.2%} | {least:.2%} |")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@
 
 Starts `slipstream serve` on a free port of 127.0.0.1 and ends it. Texts are compared with those of `LLM.generate` in
 this process. Speeds are taken in turns. The client runs on the same cores; its CPU time is reported, and the ratio is
-given with and without it.
+given with and without it: least, median and most of the rounds.
+
+With four rounds of load or more, it is an error if memory grows by over 2% from the half of them to the end.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +35,7 @@ from slipstream.server.run import allow_connections
 
 SUBJECTS = ["rivers", "the moon", "bread", "a small town", "numbers", "the sea", "an old clock", "trains"]
 FORMS = ["Write a short story about {}.", "List facts about {}.", "Why do people like {}?", "Explain {} to a child."]
+MOST_GROWTH = 0.02  # of memory, over the second half of the rounds
 PROMPTS = [form.format(subject) for form in FORMS for subject in SUBJECTS]
 
 
@@ -212,36 +216,40 @@ def load(port: int, process: int, llm: LLM, wanted: list[Job], rounds: int) -> l
         seconds = time.perf_counter() - began
         memory.append(resident(process))
         free = idle_pages(port)
-        print(
-            f"{len(wanted)} streams in {seconds:.0f} s: {counts}, {memory[-1]:.0f} MiB, pages free: {free}", flush=True
-        )
+        said = ", ".join(f"{count} {what}" for what, count in counts.items())
+        print(f"{len(wanted)} streams in {seconds:.0f} s: {said}; {memory[-1]:.0f} MiB; pages free: {free}", flush=True)
         assert free and not counts["lost"] and not counts["wrong"]
     return memory
 
 
-def speed(port: int, llm: LLM, wanted: list[Job], at_once: int, rounds: int) -> dict[str, float]:
+def growth(memory: list[float]) -> float:
+    """From the half of the rounds to the end."""
+    return memory[-1] / memory[len(memory) // 2] - 1
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Of the rounds."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def speed(port: int, llm: LLM, wanted: list[Job], at_once: int, rounds: int) -> dict[str, dict[str, float]]:
     """Tokens a second of the server and of `LLM`, in turns."""
-    ratios: list[float] = []
-    adjusted: list[float] = []
-    rates: list[tuple[float, float]] = []
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         _, alone, tokens = reference(llm, wanted, at_once)
         cpu, began = time.process_time(), time.perf_counter()
         asyncio.run(ask_all(port, wanted, at_once))
         wall, cpu = time.perf_counter() - began, time.process_time() - cpu
-        ratios.append(alone / wall)
-        adjusted.append(alone / (wall - cpu / (os.cpu_count() or 1)))
-        rates.append((tokens / alone, tokens / wall))
-    middle = statistics.median
-    return {
-        "llm_tokens_per_s": middle(a for a, _ in rates),
-        "server_tokens_per_s": middle(b for _, b in rates),
-        "ratio": middle(ratios),
-        "ratio_without_client_cpu": middle(adjusted),
-    }
+        found["llm_tokens_per_s"].append(tokens / alone)
+        found["server_tokens_per_s"].append(tokens / wall)
+        found["server_s"].append(wall)
+        found["client_cpu_s"].append(cpu)
+        found["ratio"].append(alone / wall)
+        found["ratio_without_client_cpu"].append(alone / (wall - cpu / (os.cpu_count() or 1)))
+    return {name: spread(values) for name, values in found.items()}
 
 
-def first_token(port: int, llm: LLM, rounds: int) -> dict[str, float]:
+def first_token(port: int, llm: LLM, rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds to the first token of one client, in turns; each prompt is new to the cache."""
     inside: list[float] = []
     outside: list[float] = []
@@ -254,8 +262,7 @@ def first_token(port: int, llm: LLM, rounds: int) -> dict[str, float]:
         list(stream)
         outside.append(1000 * asyncio.run(ask(port, job)).first_s)
     gaps = [b - a for a, b in zip(inside, outside, strict=True)]
-    middle = statistics.median
-    return {"llm_ttft_ms": middle(inside), "server_ttft_ms": middle(outside), "overhead_ms": middle(gaps)}
+    return {"llm_ttft_ms": spread(inside), "server_ttft_ms": spread(outside), "overhead_ms": spread(gaps)}
 
 
 def main() -> None:
@@ -283,10 +290,16 @@ def main() -> None:
             asyncio.run(ask_all(port, some, given.at_once))  # warm
             found["speed"] = speed(port, llm, some, given.at_once, 3 * given.rounds)
             found["first_token"] = first_token(port, llm, 10 * given.rounds)
-    for name, values in found.items():
-        print(name, values)
+    for name in ("speed", "first_token"):
+        for what, values in found.get(name, {}).items():
+            print(f"{what}: " + ", ".join(f"{which} {value:.3f}" for which, value in values.items()))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1))
+    memory = found.get("memory_mib", [])
+    if memory:
+        print(f"memory: {', '.join(f'{value:.0f}' for value in memory)} MiB; last half {growth(memory):+.1%}")
+    if len(memory) > 4 and growth(memory) > MOST_GROWTH:
+        raise SystemExit("memory still grows")
 
 
 if __name__ == "__main__":

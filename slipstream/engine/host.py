@@ -72,6 +72,8 @@ class HostRunner:
         prompt_rows = count - sum(len(tree) for tree in trees.values())
         draft_ms, other_ms = 1000 * (drafted - draft_start), 1000 * (draft_start - began)
         self._launched = _Launched(work, trees, output, count, prompt_rows, draft_ms, other_ms, drafted)
+        if self._overlaps:
+            self._foresee(trees)
 
     def _drafted(self, requests: list[DraftRequest], began: float) -> dict[Sequence, TokenTree]:
         """The tree that is verified for each request: what the policy selects of the draft, or a bare root."""
@@ -117,6 +119,8 @@ class HostRunner:
         outcomes: list[Outcome] = []
         chosen = self._target_choices(launched)
         for rows in _split_rows(launched):
+            if rows.work.sequence.error is not None:  # its grammar failed while the pass ran
+                continue
             try:
                 outcome, given = self._verified(rows, chosen.get(rows.work.sequence), tally)
             except Exception as error:  # it ends this sequence only
@@ -166,10 +170,24 @@ class HostRunner:
         given = Round(verdict.tokens, origins, tree.drafted, deepest, 1, verdict.nodes, target, offered)
         return Outcome(sequence, verdict.tokens, taps, tree, scouted), given
 
+    @property
+    def _overlaps(self) -> bool:
+        """Whether a pass still runs after its launch. On a CPU it is over: there all is computed lazily."""
+        return self._state.model.device != "cpu"
+
+    def _foresee(self, trees: dict[Sequence, TokenTree]) -> None:
+        """While the pass runs: the masks of all nodes, where a mask comes before the choice."""
+        for sequence, tree in trees.items():
+            if sequence.constraint is not None and (sequence.params.cuts or self._state.verifier.uses_draws):
+                try:
+                    sequence.constraint.foresee(tree)
+                except Exception as error:  # it ends this sequence only
+                    self._state.fail(sequence, error)
+
     def _target_choices(self, launched: _Launched) -> dict[Sequence, list[int] | None]:
         """The target's choices at all nodes, fetched from a GPU in one copy; elsewhere they are made lazily."""
         state = self._state
-        if state.model.device == "cpu" or state.verifier.uses_draws or any(map(_scores_prompt, launched.work)):
+        if not self._overlaps or state.verifier.uses_draws or any(map(_scores_prompt, launched.work)):
             return {}
         trees = [(w.sequence, launched.trees[w.sequence]) for w in launched.work if w.sequence in launched.trees]
         chosen = choose_trees([s.sampler for s, _ in trees], [tree for _, tree in trees], launched.output.logits)

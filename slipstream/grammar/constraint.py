@@ -34,6 +34,7 @@ class Constraint:
         self._vocab_size = vocab_size
         self._settled = 0  # tokens of the output that the matcher has consumed
         self._tail: list[int] = []  # tokens that it has consumed after those
+        self._foreseen: dict[tuple[int, ...], npt.NDArray[np.bool_] | None] = {}  # by tokens emitted, and the path
 
     def following(self, output: Sequence[int]) -> Constraint:
         """A constraint of its own for another sequence, whose output begins with this one's."""
@@ -60,7 +61,17 @@ class Constraint:
 
     def forbidden(self, path: Sequence[int]) -> npt.NDArray[np.bool_] | None:
         """Which tokens may not follow `path`, [vocab]; None if the path itself is outside the grammar."""
+        place = (len(self._output), *path)
+        if place in self._foreseen:
+            return self._foreseen[place]
         return ~self._allowed(path) if self._move(path) else None
+
+    def foresee(self, tree: TokenTree) -> None:
+        """Make the masks of all nodes now: `forbidden` has them until a token is emitted."""
+        self._foreseen = {}
+        for node in range(len(tree)):
+            path = tree.path_tokens(node)
+            self._foreseen[len(self._output), *path] = self.forbidden(path)
 
     def few(self, path: Sequence[int], most: int) -> list[int]:
         """The tokens that may follow `path` if there are `most` of them or fewer; else none. Nothing follows an end."""

@@ -63,7 +63,7 @@ function fillDrafters(model) {
 async function connect() {
   try {
     state.model = await servedModel();
-    $("model").textContent = state.model.id;
+    $("model").textContent = $("model").title = state.model.id; // a narrow page cuts a long name
     fillDrafters(state.model);
     showSettings();
     here(true);

@@ -28,6 +28,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._weight = request_weight
         self._chosen: dict[str, tuple[ReplicaID, float]] = {}  # request -> where it is about to go, and since when
         self._running: Counter[ReplicaID] = Counter()  # sent by this front
+        self._reading: dict[str, list[Prefix]] = {}  # what each of those requests has a replica read
         self._sent: defaultdict[ReplicaID, dict[int, float]] = defaultdict(dict)  # key -> when
         self._published: dict[ReplicaID, tuple[bytes, frozenset[int]]] = {}
 
@@ -52,18 +53,16 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """The replica has it: what it reads now will be held there."""
-        self._chosen.pop(pending_request.metadata.internal_request_id, None)
+        request = pending_request.metadata.internal_request_id
+        self._chosen.pop(request, None)
         self._running[replica_id] += 1
-        sent, now = self._sent[replica_id], time.monotonic()
-        for prefix in _prefixes(pending_request):
-            sent.pop(prefix.key, None)
-            sent[prefix.key] = now
-        while sent and (len(sent) > _MOST_UNPUBLISHED or next(iter(sent.values())) < now - _UNPUBLISHED_S):
-            del sent[next(iter(sent))]
+        self._reading[request] = _prefixes(pending_request)
+        self._note(replica_id, self._reading[request])
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It is over, in whatever way."""
+        """It is over, in whatever way. An answer in one piece is published from now on."""
         self._running[replica_id] = max(0, self._running[replica_id] - 1)
+        self._note(replica_id, self._reading.pop(internal_request_id, []))
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Replicas came or went."""
@@ -72,6 +71,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         for table in (self._running, self._sent, self._published):
             for gone in table.keys() - here:
                 del table[gone]
+
+    def _note(self, replica_id: ReplicaID, prefixes: list[Prefix]) -> None:
+        """The replica holds these for now, whether it publishes them or not."""
+        sent, now = self._sent[replica_id], time.monotonic()
+        for prefix in prefixes:
+            sent.pop(prefix.key, None)
+            sent[prefix.key] = now
+        while sent and (len(sent) > _MOST_UNPUBLISHED or next(iter(sent.values())) < now - _UNPUBLISHED_S):
+            del sent[next(iter(sent))]
 
     def _load(self, replica_id: ReplicaID) -> int:
         """Requests that run there, those of other fronts included where Ray Serve has asked lately."""

@@ -28,6 +28,7 @@ def ray_cluster(patient: str) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # otherwise Ray keeps one in the user's home
+        patch.setenv("RAY_worker_niceness", "0")  # otherwise whatever else runs here comes first
         patch.setenv("OMP_NUM_THREADS", "1")
         with cluster() as running:
             yield running

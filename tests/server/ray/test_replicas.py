@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from slipstream import LLM, SamplingParams
@@ -24,15 +25,16 @@ pytestmark = [pytest.mark.replicas, pytest.mark.filterwarnings("ignore")]  # Ray
 if TYPE_CHECKING:
     from tests.server.ray.cluster import Cluster
 
-RUNNING, CACHED = "slipstream:num_requests_running", "slipstream:prompt_tokens_cached_total"
+RUNNING, SAID = "slipstream:num_requests_running", "slipstream:generation_tokens_total"
+READ = "slipstream:prompt_tokens_total"
 
 
 def chat(text: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": tokens, "seed": 1, **more}
 
 
-def idle(cluster: Cluster) -> bool:
-    return cluster.http.get("/load").json()["server_load"] == 0
+def running(cluster: Cluster, replicas: int = 3) -> int:
+    return int(sum(cluster.metric(RUNNING, replicas).values()))
 
 
 def test_a_replica_answers_as_the_engine_does_and_refuses_as_the_server_does(three: Cluster, patient: str) -> None:
@@ -43,39 +45,43 @@ def test_a_replica_answers_as_the_engine_does_and_refuses_as_the_server_does(thr
     assert three.post(body).json()["choices"][0]["message"]["content"] == wanted[0].text
     events = list(three.stream(body))
     assert "".join(data["choices"][0]["delta"].get("content", "") for _, data in events[:-1]) == wanted[0].text
-    assert events[-1] == (None, "[DONE]") and len(events) > 5, "as it comes, not in one piece"
+    assert events[-1] == (None, "[DONE]")
     assert three.post({**body, "tokens": 3}).json()["error"]["param"] == "tokens"
     assert three.http.get("/nothing").json()["error"]["type"] == "not_found_error"
     json_type = {"content-type": "application/json"}
     assert three.http.post(CHAT, content=b" " * (17 << 20), headers=json_type).status_code == 413
     assert three.http.get("/health").status_code == 200 and "<html" in three.http.get("/").text
-    assert len(three.metric(RUNNING)) == 3
+    assert len(three.metric(RUNNING, replicas=3)) == 3
 
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_client_that_leaves_ends_its_request_in_the_engine(three: Cluster, streams: bool) -> None:
-    before = sum(three.metric("slipstream:generation_tokens_total").values())
+    def said() -> float:
+        return sum(three.metric(SAID, replicas=3).values())
+
+    before = said()
     body = chat("Hi", 4000, ignore_eos=True)
     if streams:
         events = three.stream(body)
         for _ in range(5):
             next(events)
-        assert sum(three.metric(RUNNING).values()) == 1
+        assert running(three) == 1, "it comes while it is made, not in one piece"
         events.close()
     else:
-        with pytest.raises(Exception, match="timed out"):
-            three.http.post("/v1/chat/completions", json=body, timeout=0.5)
-    until(lambda: idle(three), 5)
-    said = sum(three.metric("slipstream:generation_tokens_total").values()) - before
-    assert 0 < said < 3000, "it did not run to its end"
+        with three.left(body):
+            until(lambda: said() > before)
+            assert running(three) == 1
+    until(lambda: running(three) == 0)
+    until(lambda: three.http.get("/load").json()["server_load"] == 0)
+    assert before < said() < before + 4000, "it did not run to its end"
 
 
 def test_a_conversation_goes_on_where_it_began_and_others_go_where_there_is_least_to_do(three: Cluster) -> None:
     texts = [f"{n}. " + f"conversation number {n} " * 30 for n in range(6)]
-    before = three.metric("slipstream:prompt_tokens_total")
-    with ThreadPoolExecutor(6) as pool:
-        first = list(pool.map(lambda text: three.post(chat(text, 200, ignore_eos=True)).json(), texts))
-    read = three.metric("slipstream:prompt_tokens_total")
+    before = three.metric(READ, replicas=3)
+    with ThreadPoolExecutor(6) as pool:  # answers long enough that all six run at once
+        first = list(pool.map(lambda text: three.post(chat(text, 600, ignore_eos=True)).json(), texts))
+    read = three.metric(READ, replicas=3)
     assert all(read[replica] > before[replica] + 600 for replica in before), "each replica has some of them"
     assert [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in first] == [0] * 6
     for text, answer in zip(texts, first, strict=True):
@@ -91,23 +97,31 @@ def test_a_conversation_goes_on_where_it_began_and_others_go_where_there_is_leas
 def test_a_router_that_has_seen_nothing_knows_what_replicas_publish(three: Cluster) -> None:
     from ray import serve
 
-    texts = [f"{n} tells " + "something else " * 40 for n in range(6)]
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda text: three.post(chat(text, 100, ignore_eos=True)), texts))
-    time.sleep(2.5)  # replicas publish every second
     other = serve.get_deployment_handle("Replica", NAME).options(stream=True, method_name="answer")
     scope = {"type": "http", "method": "POST", "path": CHAT, "query_string": b"", "http_version": "1.1"}
     scope["headers"] = [(b"content-type", b"application/json")]
-    for text in texts:
+
+    def cached(text: str) -> int:
         body = json.dumps(chat(text, 3)).encode()
         answer = other.remote(Call.of(scope, body, prefixes_of(body)))
         said = b"".join(message.get("body", b"") for batch in answer for message in batch)
-        assert json.loads(said)["usage"]["prompt_tokens_details"]["cached_tokens"] > 500
+        return int(json.loads(said)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    found = []
+    for seconds in (2.5, 5, 10, 30):  # replicas publish every second, if the machine lets them
+        texts = [f"{n} tells after {seconds} " + "something else " * 40 for n in range(6)]
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda text: three.post(chat(text, 100, ignore_eos=True)), texts))
+        time.sleep(seconds)
+        found = [cached(text) for text in texts]
+        if min(found) > 500:
+            return
+    pytest.fail(f"cached tokens: {found}")
 
 
 def test_the_requests_of_a_replica_that_is_killed_fail_once_and_no_others(three: Cluster) -> None:
     def ask(number: int) -> tuple[str, Any]:
-        body = chat(f"{number} asks", 700, ignore_eos=True, temperature=1.0)
+        body = chat(f"{number} asks", 1500, ignore_eos=True, temperature=1.0)
         if number % 3 == 0:
             response = three.post(body)
             return str(response.status_code), response
@@ -115,21 +129,26 @@ def test_the_requests_of_a_replica_that_is_killed_fail_once_and_no_others(three:
             *events, last = three.stream(body)
             assert last == (None, "[DONE]")
         else:
-            other = {"input": body["messages"], "max_output_tokens": 700, "ignore_eos": True}
+            other = {"input": body["messages"], "max_output_tokens": 1500, "ignore_eos": True}
             events = list(three.stream(other, "/v1/responses"))
             assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
         return ("error", events[-1]) if events[-1][0] == "error" else ("200", events)
 
     with ThreadPoolExecutor(12) as pool:
         asked = [pool.submit(ask, number) for number in range(12)]
-        until(lambda: sum(three.metric(RUNNING).values()) == 12)
-        running = three.metric(RUNNING)
+        until(lambda: running(three) == 12)
+        shares = three.metric(RUNNING, replicas=3)
         os.kill(three.replicas()[0], signal.SIGKILL)
         answers = [one.result() for one in asked]
-    gone = running.keys() - three.metric(RUNNING).keys()
-    assert len(gone) == 1
+    gone: list[str] = []
+
+    def one_is_gone() -> bool:
+        gone[:] = shares.keys() - three.metric(RUNNING).keys()
+        return len(gone) == 1
+
+    until(one_is_gone)
     failed = [answer for answer in answers if answer[0] != "200"]
-    assert len(failed) == running[gone.pop()] > 0
+    assert len(failed) == shares[gone[0]] > 0
     for kind, what in failed:
         if kind == "error":
             assert what[1]["error"]["code"] == "replica_lost"
@@ -151,8 +170,8 @@ def test_an_update_replaces_all_replicas_without_a_failed_request(three: Cluster
 
     with ThreadPoolExecutor(10) as pool:
         clients = [pool.submit(client, number) for number in range(4)]
-        long = [pool.submit(list, three.stream(chat(f"long {number}", 1000, ignore_eos=True))) for number in range(6)]
-        until(lambda: sum(three.metric(RUNNING).values()) > 6)
+        long = [pool.submit(list, three.stream(chat(f"long {number}", 1500, ignore_eos=True))) for number in range(6)]
+        until(lambda: running(three) > 6)
         try:
             three.run(model=patient, replicas=3, speculate="ngram")
             until(lambda: not before & set(three.replicas()))
@@ -170,11 +189,11 @@ def test_replicas_come_and_go_with_the_load(ray_cluster: Cluster, patient: str) 
     how = {"min_replicas": 1, "max_replicas": 3, "target_ongoing_requests": 2, **pace}
     ray_cluster.run(model=patient, autoscaling=how)
     until(lambda: ray_cluster.count() == 1)
-    stop = threading.Event()
+    enough, stop = threading.Event(), threading.Event()
 
     def client(number: int) -> list[int]:
         found = []
-        while not stop.is_set():
+        while not (stop if number < 2 else enough).is_set():
             found.append(ray_cluster.post(chat(f"client {number}", 100, ignore_eos=True)).status_code)
         return found
 
@@ -182,18 +201,44 @@ def test_replicas_come_and_go_with_the_load(ray_cluster: Cluster, patient: str) 
         clients = [pool.submit(client, number) for number in range(8)]
         try:
             until(lambda: ray_cluster.count() == 3)
+            enough.set()
+            until(lambda: ray_cluster.count() == 1)  # while two clients go on
         finally:
+            enough.set()
             stop.set()
-        statuses = [status for one in clients for status in one.result()]
-    until(lambda: ray_cluster.count() == 1)
-    assert set(statuses) == {200}
+        statuses = [one.result() for one in clients]
+    assert all(len(each) > 1 and set(each) == {200} for each in statuses)
 
 
 def test_what_is_too_much_for_a_replica_is_refused(ray_cluster: Cluster, patient: str) -> None:
     ray_cluster.run(model=patient, replicas=1, max_num_seqs=8, max_queue=4)
-    until(lambda: len(ray_cluster.metric(RUNNING)) == 1)  # as the front sees it: Serve's own count is ahead of that
-    with ThreadPoolExecutor(32) as pool:  # twelve at the replica, twelve wait for it
-        crowd = list(pool.map(lambda n: ray_cluster.post(chat(f"{n} of many", 300, ignore_eos=True)), range(32)))
-    assert {one.status_code for one in crowd} == {200, 429}
-    refused = [one for one in crowd if one.status_code == 429]
+    until(lambda: len(ray_cluster.metric(RUNNING)) == 1)
+    refused, stop = list[httpx.Response](), threading.Event()
+
+    def ask(number: int) -> int:
+        body = {**chat(f"{number} of many", 4000, ignore_eos=True), "stream": True}
+        with ray_cluster.http.stream("POST", CHAT, json=body) as response:
+            if response.status_code == 200:
+                next(line for line in response.iter_lines() if stop.is_set() or "[DONE]" in line)
+            else:
+                response.read()
+                refused.append(response)
+            return response.status_code
+
+    with ThreadPoolExecutor(96) as pool:  # twelve at the replica, twelve wait for it
+        crowd = [pool.submit(ask, number) for number in range(25)]
+
+        def one_more() -> bool:
+            """The front hears of its limits some time after the replica is ready, and keeps whom it has let in."""
+            crowd.append(pool.submit(ask, len(crowd)))
+            time.sleep(1)
+            return bool(refused)
+
+        try:
+            until(one_more)
+        finally:
+            stop.set()
+        statuses = [one.result() for one in crowd]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 12
     assert all(one.json()["error"]["code"] == "queue_full" and one.headers["retry-after"] for one in refused)
+    assert ray_cluster.post(chat("And now?", 3)).status_code == 200
