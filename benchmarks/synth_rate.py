@@ -18,7 +18,7 @@ import torch
 
 from slipstream import LLM, SamplingParams
 from slipstream.commands.demo_prompts import PROMPTS
-from slipstream.engine.burst import Burst
+from slipstream.engine.burst import Burst, Guard
 from slipstream.engine.device import DeviceRunner
 from slipstream.engine.launched import Launched
 from slipstream.models.formats.builtin import DEFAULT_MODEL
@@ -53,8 +53,8 @@ class BurstClock:
         self._read(launched, first, stop)
         self._done = time.perf_counter()
 
-    def _timed_commit(self, launched: Launched) -> None:
-        self._commit(launched)
+    def _timed_commit(self, launched: Launched, guard: Guard) -> None:
+        self._commit(launched, guard)
         self.tokens += sum(item.new_tokens for item in launched.progress)
         self.seconds += time.perf_counter() - launched.began
         self.device_seconds += self._done - launched.began
