@@ -44,7 +44,8 @@ def test_parts_with_several_options_keep_them() -> None:
 
 @pytest.mark.parametrize("nodes", [3, 8])
 @pytest.mark.parametrize(
-    "setting", ["suffix+ngram", "suffix:nodes=24", "suffix:depth=16,nodes=16+ngram:nodes=16,depth=16", "auto", "ngram"]
+    "setting",
+    ["suffix+ngram", "suffix:nodes=24", "suffix:depth=16,nodes=16+ngram:nodes=16,depth=16", "auto:clock=no", "ngram"],
 )
 def test_no_traced_tree_is_larger(tiny: str, setting: str, nodes: int) -> None:
     capped = Condition(nodes=nodes).setting(setting)
