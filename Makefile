@@ -45,7 +45,7 @@ replicas: $(VENV)/.dev
 browser: $(VENV)/.dev
 	@command -v chromium || command -v chromium-browser || { echo "chromium is not installed" >&2; exit 1; }
 	@$(BIN)/python -c "import playwright"
-	$(PYTEST) tests/server/test_playground.py
+	$(PYTEST) tests/server/routes/test_playground.py
 
 # What needs a GPU: captured graphs, rounds, exact mode, the loop, reports, every kernel. In one process: one GPU.
 gpu-test:

@@ -81,6 +81,8 @@ def _ratio_of_means(first: Column, second: Column) -> Interval:
         found: Column = (b @ second / b.sum(axis=1)) / (a @ first / a.sum(axis=1))
         return found
 
+    if min(count, len(second)) < 2:  # nothing is known of how requests of that run differ
+        return Interval(float(second.mean() / first.mean()))
     return Bootstrap(["first"] * count + ["second"] * len(second)).interval(ratio)
 
 

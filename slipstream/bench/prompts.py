@@ -157,7 +157,7 @@ def _recognised(entry: Any, name: str, category: str) -> list[BenchPrompt]:
     body = entry.get("body", entry)
     if not isinstance(body, Mapping):
         raise PromptError("body is not an object")
-    if "input" in body and "instruction" not in body:
+    if _is_response_body(body):
         body = as_chat(body)
     asked = body.get("prompt")
     if isinstance(asked, list):
@@ -169,6 +169,12 @@ def _recognised(entry: Any, name: str, category: str) -> list[BenchPrompt]:
     dialogue, limit = read_entry(entry), entry.get("output_tokens")
     sampling = {} if limit in (None, _NOT_SAID) else _sampling({"max_tokens": limit})
     return [_asked(dialogue, name, given, sampling)]
+
+
+def _is_response_body(body: Mapping[str, Any]) -> bool:
+    """Whether it is one of `/v1/responses`: other formats may have an `input` among their remarks."""
+    others = any(body.get(key) is not None for key in ("messages", "prompt", "turns", "question", "instruction"))
+    return body.get("input") is not None and not others and not isinstance(body.get("text"), str)
 
 
 def _asked(dialogue: Dialogue, name: str, category: str, sampling: Body) -> BenchPrompt:

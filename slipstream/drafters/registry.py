@@ -104,7 +104,10 @@ class DrafterSpec:
             return f"{prefix}{spelled[option]}"
         if any("," in str(spelled[name]) for name, value in self.options.items() if isinstance(value, tuple | list)):
             # Where a part's options would end and this drafter's go on, only JSON says.
-            listed = {n: list(map(str, v)) if isinstance(v, tuple | list) else v for n, v in self.options.items()}
+            listed = {
+                n: [str(parse_speculate(part)) for part in v] if isinstance(v, tuple | list) else v
+                for n, v in self.options.items()
+            }
             return json.dumps({"method": self.method, **listed})
         settings = ",".join(f"{name}={value}" for name, value in spelled.items())
         return f"{self.method}:{settings}" if settings else self.method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -175,12 +175,21 @@ class HostRunner:
         """Whether a pass still runs after its launch. On a CPU it is over: there all is computed lazily."""
         return self._state.model.device != "cpu"
 
+    def _running(self) -> Callable[[], bool]:
+        """Whether the pass that was just launched is still running."""
+        if not torch.cuda.is_available():
+            return lambda: True
+        over = torch.cuda.Event()
+        over.record()
+        return lambda: not over.query()
+
     def _foresee(self, trees: dict[Sequence, TokenTree]) -> None:
-        """While the pass runs: the masks of all nodes, where a mask comes before the choice."""
+        """While the pass runs: the masks of the nodes, where a mask comes before the choice."""
+        running = self._running()
         for sequence, tree in trees.items():
             if sequence.constraint is not None and (sequence.params.cuts or self._state.verifier.uses_draws):
                 try:
-                    sequence.constraint.foresee(tree)
+                    sequence.constraint.foresee(tree, running)
                 except Exception as error:  # it ends this sequence only
                     self._state.fail(sequence, error)
 

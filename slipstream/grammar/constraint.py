@@ -7,7 +7,7 @@ takes about a microsecond, a mask over 49,152 tokens about ten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,10 +66,12 @@ class Constraint:
             return self._foreseen[place]
         return ~self._allowed(path) if self._move(path) else None
 
-    def foresee(self, tree: TokenTree) -> None:
-        """Make the masks of all nodes now: `forbidden` has them until a token is emitted."""
+    def foresee(self, tree: TokenTree, there_is_time: Callable[[], bool]) -> None:
+        """Make the masks of the nodes now, while there is time: `forbidden` has them until a token is emitted."""
         self._foreseen = {}
         for node in range(len(tree)):
+            if not there_is_time():
+                return
             path = tree.path_tokens(node)
             self._foreseen[len(self._output), *path] = self.forbidden(path)
 

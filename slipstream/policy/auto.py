@@ -10,14 +10,14 @@ rows (`selection`). Ways that are not chosen are tried now and then, for at most
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
 from slipstream.policy.base import Drafts, Rounds
 from slipstream.policy.burst_planner import BurstPlanner
-from slipstream.policy.choice import Choice, Estimate, choose, row_cost, short_try
-from slipstream.policy.costs import Curve
+from slipstream.policy.choice import Choice, Estimate, Milliseconds, choose, row_cost, short_try
 from slipstream.policy.fixed import FixedPolicy
 from slipstream.policy.knowledge import Knowledge
 from slipstream.policy.lessons import learn, lost_by_try
@@ -77,36 +77,47 @@ class AutoPolicy:
         if decoding:
             # The first token of others is not kept waiting for drafts: prompts are fed in plain steps.
             prompts = any(len(item.pending) > 1 or not item.decodes for item in work)
-            plans.update(self._by_clock(decoding, prompts=prompts))
+            planned = set(decoding)
+            beside = [
+                item.sequence
+                for item in work
+                if item.decodes and item.sequence not in planned and not plans[item.sequence].rounds
+            ]
+            plans.update(self._by_clock(decoding, beside, prompts=prompts))
         return plans
 
     def single(self, sequence: Sequence) -> Plan:
         """The plan of one host step."""
         if self._drafters[sequence.active_drafter].parts:
-            return self._by_clock([sequence])[sequence]
+            return self._by_clock([sequence], [])[sequence]
         return self._fixed.single(sequence)
 
     def _limits(self, sequence: Sequence) -> Limits:
         return sequence.limits or self._drafters[sequence.drafter].limits
 
-    def _by_clock(self, sequences: list[Sequence], *, prompts: bool = False) -> dict[Sequence, Plan]:
-        """The plans of all, where those that do not look at the clock do not look at the others either."""
+    def _by_clock(
+        self, sequences: list[Sequence], beside: list[Sequence], *, prompts: bool = False
+    ) -> dict[Sequence, Plan]:
+        """The plans of all, where those that do not look at the clock do not look at the others either.
+
+        `beside`: sequences of the same pass that are not planned here.
+        """
         apart = [sequence for sequence in sequences if not self._limits(sequence).clock]
         plans = {sequence: self._decided_apart(sequence) for sequence in apart}
         together = [sequence for sequence in sequences if sequence not in plans] if apart else sequences
         if together and prompts:
             plain_ms = self.known.curve(together)[len(together)]
             return plans | {sequence: self._plain(sequence, plain_ms, measures=False) for sequence in together}
-        return plans | self._reuse_or_decide(together) if together else plans
+        return plans | self._reuse_or_decide(together, [*beside, *apart]) if together else plans
 
     def _decided_apart(self, sequence: Sequence) -> Plan:
         """The plan by saved costs and the request's own counts, as if it were alone."""
         signals, curve = self._offers.signals(sequence), self._saved.curve([sequence])
         option = self._offers.options(sequence, signals, 1, curve[1], self._saved)
-        choice, calls = self._chosen([option], self._saved, curve)
+        choice, calls = self._chosen([option], self._saved, curve, measured=bool(curve.medians))
         return self._planned(option, signals.matched, choice.picks[0], choice, calls, curve, self._saved)
 
-    def _reuse_or_decide(self, sequences: list[Sequence]) -> dict[Sequence, Plan]:
+    def _reuse_or_decide(self, sequences: list[Sequence], beside: list[Sequence]) -> dict[Sequence, Plan]:
         """The plans of the last decision while it holds, else those of a new one."""
         self._probes.next_step()
         kept = self._kept
@@ -115,7 +126,7 @@ class AutoPolicy:
         signals = [self._offers.signals(sequence) for sequence in sequences]
         if kept is not None and kept.holds(sequences, signals):
             return self._reused(kept)
-        plans = self._decide_anew(sequences, signals)
+        plans = self._decide_anew(sequences, signals, beside)
         pending = {sequence: found for sequence in sequences if (found := record_of(sequence).pending) is not None}
         drafts = any(item.way and not item.probe for item in pending.values())
         self._plain_in_a_row = 0 if drafts else self._plain_in_a_row + 1
@@ -134,35 +145,43 @@ class AutoPolicy:
                 record.promised = {}
         return kept.plans
 
-    def _decide_anew(self, sequences: list[Sequence], signals: list[Signals]) -> dict[Sequence, Plan]:
+    def _decide_anew(
+        self, sequences: list[Sequence], signals: list[Signals], beside: list[Sequence]
+    ) -> dict[Sequence, Plan]:
         count, known = len(sequences), self.known
-        curve = known.curve(sequences)
-        if curve.samples(count) < _PLAIN_STEPS:  # the first steps measure what plain decoding costs
-            return {sequence: self._plain(sequence, curve[count]) for sequence in sequences}
+        curve = known.curve([*sequences, *beside])
+        cost = curve.above(len(beside))
+        # The first steps measure what plain decoding costs; beside others, whose drafts may be in every pass, any pass.
+        if (curve.measured if beside else curve.samples(count)) < _PLAIN_STEPS:
+            return {sequence: self._plain(sequence, cost[count]) for sequence in sequences}
         options = [
-            self._offers.options(s, seen, count, curve[1], known) for s, seen in zip(sequences, signals, strict=True)
+            self._offers.options(s, seen, count, cost[1], known) for s, seen in zip(sequences, signals, strict=True)
         ]
-        choice, calls = self._chosen(options, known, curve)
-        if self._measures_plain(choice, curve[count]):
-            return {sequence: self._plain(sequence, curve[count]) for sequence in sequences}
-        place, probe = self._probe(options, choice, calls, curve)
+        choice, calls = self._chosen(options, known, cost)
+        if self._measures_plain(choice, cost[count]):
+            return {sequence: self._plain(sequence, cost[count]) for sequence in sequences}
+        place, probe = self._probe(options, choice, calls, cost)
         plans = {}
         for number, (option, chosen) in enumerate(zip(options, choice.picks, strict=True)):
             tried = probe if number == place else None
             plans[option.sequence] = self._planned(
-                option, signals[number].matched, chosen, choice, calls, curve, known, tried
+                option, signals[number].matched, chosen, choice, calls, cost, known, tried
             )
         return plans
 
     @staticmethod
-    def _chosen(options: list[Options], known: Knowledge, curve: Curve) -> tuple[Choice, dict[str, float]]:
-        """The best ways within the limits of all, and what each shared call costs."""
+    def _chosen(
+        options: list[Options], known: Knowledge, cost: Milliseconds, *, measured: bool = True
+    ) -> tuple[Choice, dict[str, float]]:
+        """The best ways within the limits of all, and what each shared call costs. `measured`: else costs are no
+        milliseconds, but only in proportion, and no bound is known to be kept.
+        """
         offers = [option.offer for option in options]
-        calls = known.calls(offers, curve[len(options)])
+        calls = known.calls(offers, cost[len(options)])
         throughput = all(option.limits.objective == "throughput" for option in options)
-        choice = choose(offers, curve, calls, throughput=throughput)
-        if not _keeps_pace(options, choice.picks, known.costs.pace * choice.ms):
-            choice = choose([offer[:1] for offer in offers], curve, calls)
+        choice = choose(offers, cost, calls, throughput=throughput)
+        if not _keeps_pace(options, choice.picks, known.costs.pace * choice.ms if measured else math.inf):
+            choice = choose([offer[:1] for offer in offers], cost, calls)
         return choice, calls
 
     def _measures_plain(self, choice: Choice, plain_ms: float) -> bool:
@@ -181,7 +200,7 @@ class AutoPolicy:
         return True
 
     def _probe(
-        self, options: list[Options], choice: Choice, calls: Mapping[str, float], curve: Curve
+        self, options: list[Options], choice: Choice, calls: Mapping[str, float], cost: Milliseconds
     ) -> tuple[int, Estimate | None]:
         """A way to try on one sequence though it was not chosen, if the time for such tries allows it."""
         count, pace = len(options), self.known.costs.pace
@@ -196,7 +215,7 @@ class AutoPolicy:
                 if way == (whole.shared,) and not self._probes.paid(way):
                     pick = short_try(whole)
                     call_ms = min(call_ms, 2 * self.known.draft_costs.level(way[0], 1) or call_ms)
-                ms = (pick.nodes - chosen.nodes) * row_cost(curve, count) + pick.own_ms - chosen.own_ms
+                ms = (pick.nodes - chosen.nodes) * row_cost(cost, count) + pick.own_ms - chosen.own_ms
                 ms += call_ms - calls.get(chosen.shared or "", 0.0)
                 lost = max(0.0, ms + (chosen.accepted - pick.accepted) * choice.ms / choice.tokens)
                 picks = [*choice.picks[:place], pick, *choice.picks[place + 1 :]]
@@ -231,7 +250,7 @@ class AutoPolicy:
         chosen: Estimate,
         choice: Choice,
         calls: Mapping[str, float],
-        curve: Curve,
+        cost: Milliseconds,
         known: Knowledge,
         probe: Estimate | None = None,
     ) -> Plan:
@@ -251,8 +270,8 @@ class AutoPolicy:
             probe=probe is not None,
             expected_tokens=1 + pick.accepted,
             expected_ms=choice.ms,
-            plain_ms=curve[count],
-            chosen_tokens=choice.tokens / count,
+            plain_ms=cost[count],
+            chosen_tokens=1 + chosen.accepted,
             rate=rate,
             short=pick.short,
             model=pick.shared is not None,
@@ -261,7 +280,7 @@ class AutoPolicy:
         if not way:
             return _NO_DRAFT
         # Tokens that the time of a row would bring: less likely nodes do not pay.
-        break_even = rate * row_cost(curve, count + int(sum(each.nodes for each in choice.picks)))
+        break_even = rate * row_cost(cost, count + int(sum(each.nodes for each in choice.picks)))
         min_confidence = max(0.01, _THRESHOLD_FRACTION * min(0.5, break_even))
         depth = min(limits.depth, sequence.remaining - 1)
         parts, total_nodes, max_depth = [], 0, 0
@@ -311,13 +330,11 @@ class AutoPolicy:
         decoded = [item for item in report.progress if item.verified is not None]
         if not decoded:
             return
-        clock = all(self._limits(item.sequence).clock for item in decoded)
-        if clock:
-            self._learn_costs(decoded, report)
+        self._learn_costs(decoded, report)
         ms = (report.draft_ms + report.verify_ms) / self.known.costs.pace
         self.decoded_ms += ms
         decided = [self._learn(item, report) for item in decoded]
-        if clock and any(decided) and report.prompt_rows == 0:
+        if any(decided) and report.prompt_rows == 0:
             self._decided_ms += ms
 
     def _learn_costs(self, decoded: list[Progress], report: Report) -> None:
@@ -336,7 +353,7 @@ class AutoPolicy:
             costs.add_beside(max(0.0, beside) / pace / max(call.sequences for call in report.calls))
 
     def _learn(self, item: Progress, report: Report) -> bool:
-        """Learn from one sequence; returns whether its step was decided here."""
+        """Learn from one sequence; returns whether its step was decided here by the clock."""
         record: RequestRecord | None = item.sequence.drafting.get(RECORD)
         pending = None if record is None else record.pending
         if record is None or pending is None:
@@ -349,7 +366,7 @@ class AutoPolicy:
             self._probes.ended(pending.way, lost, len(report.progress))
             if lost <= 0.0:
                 self._plain_in_a_row = 0  # it is looked into soon
-        return True
+        return shared
 
     # -- between runs -------------------------------------------------------------------------------------------------
 

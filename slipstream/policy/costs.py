@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,15 +114,35 @@ class Curve:
         found = self.medians.get(_row_class(rows))
         return 0 if found is None else found.count
 
+    @property
+    def measured(self) -> int:
+        """How many passes were measured."""
+        return sum(found.count for found in self.medians.values())
+
     def known(self, rows: int) -> float | None:
         """The median of passes with about so many rows; None if too few were measured."""
         found = self.medians.get(_row_class(rows))
         return None if found is None or found.count < _KNOWN else found.value
 
+    def above(self, rows: int) -> RowsAbove:
+        """The cost by rows that come on top of `rows` others."""
+        return RowsAbove(self, rows)
+
     def __getitem__(self, rows: int) -> float:
         if rows <= _MOST_ROWS:
             return self._ms[rows]
         return self._ms[-1] + (rows - _MOST_ROWS) * (self._ms[-1] - self._ms[_MOST_ROWS // 2]) / (_MOST_ROWS // 2)
+
+
+@dataclass(frozen=True)
+class RowsAbove:
+    """A curve by rows beside those that the pass has in any case."""
+
+    curve: Curve
+    others: int
+
+    def __getitem__(self, rows: int) -> float:
+        return self.curve[rows + self.others]
 
 
 class _Pass(NamedTuple):
@@ -256,7 +277,7 @@ class DraftCosts:
     @property
     def beside(self) -> float:
         """Milliseconds of a draft besides the calls, per sequence."""
-        return _cautious(self._beside, _BESIDE)
+        return _cautious(self._beside, _BESIDE) if self._beside.count else _BESIDE
 
     def catch_up(self, drafter: str, tokens: int, guess_ms: float) -> float:
         """Milliseconds to read `tokens` tokens before it can draft; `guess_ms`: of one, if none was measured."""
@@ -271,8 +292,8 @@ class DraftCosts:
         )
         depths = {drafter: m.value for drafter, m in self._depths.items()}
         read = {drafter: round(pace * m.value, 6) for drafter, m in self._catch_up.items()}
-        beside = round(pace * self._beside.value, 4)
-        return {"calls": calls, "levels": levels, "depths": depths, "catch_up": read, "beside": beside}
+        beside = {"beside": round(pace * self._beside.value, 4)} if self._beside.count else {}
+        return {"calls": calls, "levels": levels, "depths": depths, "catch_up": read, **beside}
 
     def restore(self, state: Mapping[str, Any], *, doubted: bool = True) -> None:
         """Read what `state` gave. `doubted`: as one sample, which the first measurements correct."""
@@ -288,7 +309,8 @@ class DraftCosts:
                 medians[drafter, int(size)] = restored(ms)
         self._depths = {drafter: restored(levels) for drafter, levels in state["depths"].items()}
         self._catch_up = {drafter: restored(ms) for drafter, ms in state["catch_up"].items()}
-        self._beside = restored(state["beside"])
+        if "beside" in state:
+            self._beside = restored(state["beside"])
 
 
 def _cautious(found: Median, guess: float) -> float:

@@ -70,6 +70,9 @@ FORMATS: list[tuple[Any, dict[str, Any]]] = [
           {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
           {"role": "tool", "tool_call_id": "1", "content": "3"})}),
     ({"instruction": "Add", "input": "1 + 1"}, {"messages": (user("Add\n\n1 + 1"),)}),
+    ({"prompt": "a", "input": None}, {"messages": (user("a"),)}),  # a table with an empty column
+    ({"question": "a", "input": "a remark"}, {"messages": (user("a"),)}),
+    ({"text": "a", "input": "a remark"}, {"messages": (user("a"),)}),
 ]  # fmt: skip
 
 
@@ -134,6 +137,7 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path: Path) -> None:
         ('{"prompt": [1, -2]}', "line 2: prompt is neither text nor token ids"),
         ('{"prompt": [[1], [true]]}', "line 2: prompt is neither text nor token ids"),
         ('{"prompt": [1], "reasoning_effort": "low"}', "line 2: reasoning_effort: a plain prompt has no chat template"),
+        ('{"messages": [{"role": "user", "content": "a"}], "input": "b"}', "line 2: unknown field 'input'"),
         ('{"input": 3}', "line 2: input is neither a text nor a list"),
         ('{"input": "x", "reasoning": {"summary": "detailed"}}', "line 2: reasoning.summary is not known"),
         ('{"input": "x", "previous_response_id": "r"}', "line 2: unknown field 'previous_response_id'"),

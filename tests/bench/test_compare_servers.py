@@ -56,6 +56,15 @@ def test_a_slower_server_is_found() -> None:
     assert row["figures"]["tok_s"]["change"][0] == pytest.approx(1 / 1.2, rel=0.03)
 
 
+def test_a_lone_request_tells_nothing_of_the_others() -> None:
+    first, second = measured(1), measured(2, slower=3.0)
+    (point,) = second["points"]
+    point["errors"][1:], point["failed"] = ["broken"] * 79, 79
+    (row,) = compare_results(first, second)["loads"]
+    said = [verdict for verdict in row["verdicts"] if "TTFT" in verdict or "TPOT" in verdict]
+    assert len(said) == 2 and all("too few requests for a verdict" in verdict for verdict in said)
+
+
 def test_failed_requests_are_in_no_figure_and_are_named() -> None:
     first, second = measured(1), measured(1)
     second["points"][0] |= {"failed": 1, "errors": ["HTTP 503", *[""] * 79]}

@@ -45,7 +45,7 @@ def test_parts_with_several_options_keep_them() -> None:
 @pytest.mark.parametrize("nodes", [3, 8])
 @pytest.mark.parametrize(
     "setting",
-    ["suffix+ngram", "suffix:nodes=24", "suffix:depth=16,nodes=16+ngram:nodes=16,depth=16", "auto:clock=no", "ngram"],
+    ["suffix+ngram", "suffix:nodes=24", "suffix:depth=16,nodes=16+ngram:nodes=16,depth=16", "auto", "ngram"],
 )
 def test_no_traced_tree_is_larger(tiny: str, setting: str, nodes: int) -> None:
     capped = Condition(nodes=nodes).setting(setting)
@@ -60,7 +60,8 @@ def test_no_traced_tree_is_larger(tiny: str, setting: str, nodes: int) -> None:
             for name in (capped, setting)
         }
     assert 0 < largest[capped] <= nodes
-    assert nodes > 3 or largest[setting] > nodes, "without the cap some tree is larger, or the test shows nothing"
+    if nodes == 3 and not setting.startswith("auto"):  # `auto` decides how large its trees are
+        assert largest[setting] > nodes, "without the cap some tree is larger, or the test shows nothing"
 
 
 def test_the_verb_keeps_to_the_size(tiny: str, tmp_path: Path) -> None:

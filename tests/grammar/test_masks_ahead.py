@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,3 +115,18 @@ def test_a_grammar_that_fails_there_ends_its_own_request_only(monkeypatch: pytes
         given += delta.token_ids
     assert given == wanted.token_ids
     assert llm.cache.available == llm.cache.capacity and llm.engine.draft_faults == 0
+
+
+def test_masks_are_made_while_the_pass_runs_and_the_others_when_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pass that is over after two masks: the host does not go on with those that nobody may need."""
+    how = SamplingParams(structured_outputs={"json": PERSON}, seed=1, max_tokens=80, **CUT)
+    (wanted,) = lettered_llm().generate(prompts(1, 3), how)
+    llm = running_on(monkeypatch)
+    told = watched(monkeypatch)
+    monkeypatch.setattr(HostRunner, "_running", lambda self: partial(next, iter([True, True]), False))
+    (given,) = llm.generate(prompts(1, 3), how)
+    assert given.token_ids == wanted.token_ids
+    ahead = [[event for event, _ in events] for events in by_pass(told) if "read" in [event for event, _ in events]]
+    assert max(events[: events.index("read")].count("mask") for events in ahead) == 2

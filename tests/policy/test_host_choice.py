@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
+from slipstream.policy import Progress, Report, auto
 from slipstream.policy.choice import STICKY
-from slipstream.policy.record import Context, record_of
+from slipstream.policy.costs import DraftCosts
+from slipstream.policy.knowledge import Knowledge
+from slipstream.policy.lessons import lost_by_try
+from slipstream.policy.record import Context, Pending, record_of
+from slipstream.policy.trust import Signal
+from slipstream.sequence import Sequence
 from slipstream.types import Limits
 from tests.policy.virtual_host import VirtualHost, VirtualPart, drafted, some_sequences, straight
 
@@ -41,6 +48,58 @@ def test_of_a_free_try_that_was_cut_to_one_node_all_that_it_would_bring_is_learn
     tries = [made for made in host.run(sequences, 3000) if made.probe and made.drafters]
     assert tries and max(made.nodes for made in tries) == 1
     assert host.policy.known.record.ways() == set(), "the record of all requests has whole drafts alone"
+
+
+@pytest.mark.parametrize("others", [{"drafter": "none"}, {"limits": Limits(clock=False)}])
+def test_a_request_drafts_beside_others_that_are_not_decided_with_it(others: dict[str, Any]) -> None:
+    """Their rows are in the pass that it decides about."""
+    host = VirtualHost(VirtualPart("head", rate=0.9), pass_ms=straight(10.0, 0.1))
+    (sequence,) = some_sequences(1)
+    host.run([sequence, *some_sequences(3, **others)], 200)
+    assert drafted(sequence.stats.decisions) > 150
+
+
+def test_a_try_is_judged_by_what_its_own_sequence_would_have_brought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sequences one has a match, and is right; the other has none, and tries a head now and then."""
+
+    class OfOne(VirtualPart):
+        def signal(self, sequence: Sequence) -> Signal:
+            return Signal(9 if sequence is right else 0, 1)
+
+    judged: list[tuple[bool, float]] = []
+
+    def noted(item: Progress, report: Report, pending: Pending, known: Knowledge) -> float:
+        if not record_of(item.sequence).way:
+            judged.append((item.sequence is right, pending.chosen_tokens))
+        return lost_by_try(item, report, pending, known)
+
+    monkeypatch.setattr(auto, "lost_by_try", noted)
+    right, wrong = some_sequences(2)
+    match, head = OfOne("match", rate=0.95, level_ms=0.0, match=9), VirtualPart("head", level_ms=3.0)
+    host = VirtualHost(match, head, pass_ms=straight(10.0, 0.3))
+    host.run([right, wrong], 2000)
+    assert drafted(right.stats.decisions) > 1000
+    assert (False, 1.0) in judged and {tokens for _, tokens in judged} == {1.0}, "plain decoding brings one token"
+
+
+def test_a_bound_that_nothing_was_measured_for_is_not_kept() -> None:
+    """Without the clock and without saved costs: a pass of 13 ms may be one of 1 ms."""
+    limits = {bound: Limits(clock=False, max_tpot_ms=bound) for bound in (5.0, 0.0)}
+    made = {}
+    for bound, each in limits.items():
+        host = VirtualHost(VirtualPart("match", rate=1.0, match=9), pass_ms=straight(13.0, 0.1))
+        made[bound] = drafted(host.run(some_sequences(1, each), 50))
+    assert made[5.0] == 0 < made[0.0]
+
+
+def test_what_was_not_measured_is_not_saved_as_nothing() -> None:
+    costs = DraftCosts()
+    assert costs.beside > 0.0
+    saved = DraftCosts()
+    saved.restore(costs.state())
+    assert saved.beside == costs.beside
+    saved.add_beside(0.4)
+    assert saved.beside > costs.beside
 
 
 def test_time_of_plain_requests_buys_no_tries() -> None:

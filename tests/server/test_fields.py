@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -99,30 +100,30 @@ def test_priority_decides_who_runs_next(tiny: str, path: str) -> None:
     how: dict[str, Any] = {"ignore_eos": True, "speculate": False}
     how |= {"input": ASK, "max_output_tokens": 20} if path == RESPONSES else {"max_tokens": 20}
     how |= {CHAT: {"messages": ASK}, COMPLETIONS: {"prompt": "a"}}.get(path, {})
-    ended: list[int] = []
+    order: list[int] = []
     with served(tiny, max_num_seqs=1) as server:
         all_are_there, step = threading.Event(), server.llm.engine.step
 
         def held() -> Any:
-            assert all_are_there.wait(30)
-            time.sleep(0.005)
+            all_are_there.wait()
+            running = {sequence.request.priority for sequence in server.llm.engine.scheduler.running}
+            order.extend(running.difference(order))
             return step()
 
         server.llm.engine.step = held  # type: ignore[method-assign]
 
         def ask(priority: int) -> None:
             httpx.post(server.url + path, json={**how, "priority": priority}, timeout=60).raise_for_status()
-            ended.append(priority)
 
-        threads = [threading.Thread(target=ask, args=[priority]) for priority in (3, 2, 1)]
-        for number, thread in enumerate(threads, 1):
-            thread.start()
-            while server.llm.under_way < number:
-                time.sleep(0.002)
-        all_are_there.set()
-        for thread in threads:
-            thread.join()
-    assert ended == [3, 1, 2]
+        with ThreadPoolExecutor(3) as pool:
+            try:
+                for number, priority in enumerate((3, 2, 1), 1):
+                    asked = pool.submit(ask, priority)
+                    while server.llm.under_way < number and not asked.done():
+                        time.sleep(0.002)
+            finally:
+                all_are_there.set()
+    assert order == [3, 1, 2]
 
 
 @pytest.mark.parametrize("limits", ["auto:clock=no,max_nodes=0", {"method": "auto", "clock": False, "max_nodes": 0}])

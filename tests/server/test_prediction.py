@@ -62,7 +62,7 @@ def test_a_right_and_a_wrong_prediction(predicting: Served, path: str) -> None:
         assert same == text
         counted = answer["metrics"]["speculative_decoding"]
         assert accepted == counted["num_accepted_draft_tokens"] and (accepted > 30) == right
-        assert accepted + rejected == counted["num_draft_nodes"] > 0 and (rejected > 0) >= (not right)
+        assert accepted + rejected == counted["num_draft_nodes"] > 0 and (right or rejected > 0)
         assert last_usage(predicting, path, body) == answer["usage"]
 
 

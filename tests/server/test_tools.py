@@ -93,6 +93,17 @@ def test_one_call_where_only_one_is_allowed(server: Served, said: Any, text: str
     assert said(server, {**body, "max_tokens": tokens - 5}) == ("", [("weather", OSLO)], "tool_calls")
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_a_call_that_is_cut_is_not_complete(server: Served, several: bool) -> None:
+    body = {**ASK, **saying(FIRST), "parallel_tool_calls": several}
+    tokens = server.answer(CHAT, body)["usage"]["completion_tokens"]
+    (choice,) = server.answer(CHAT, {**body, "max_tokens": tokens - 16})["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length" and call["function"]["name"] == "weather"
+    with pytest.raises(ValueError):
+        json.loads(call["function"]["arguments"])
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_strict_functions_that_the_model_chooses_to_call(talking: tuple[Served, int], strict: bool) -> None:
     """A model that wants nothing but the marker writes a call after it, and an answer without a marker is free."""

@@ -52,8 +52,8 @@ class ToolParser(Scanner):
 
     @property
     def over(self) -> bool:
-        """Whether there was a call, and there may be no other."""
-        return self._count > 0 and not self._several
+        """Whether there was a call, not cut by the end of the answer, and there may be no other."""
+        return not self._several and self._call.started and (self._call.done or self._call.failed)
 
     @abstractmethod
     def _after_marker(self) -> bool:
