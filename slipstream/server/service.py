@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,9 @@ class Service:
         llm.warm_up()
         if self.capture is not None:
             self.capture.start(llm)
+        # What is there now stays: a full collection would look at all of it, which stops all streams for 100 ms.
+        gc.collect()
+        gc.freeze()
         self._llm = llm
 
     # -- what routes ask for ------------------------------------------------------------------------------------------
@@ -127,5 +131,6 @@ class Service:
         """End the engine, and with it all requests."""
         if self._llm is not None:
             self._llm.close()
+            gc.unfreeze()
         if self.capture is not None:
             self.capture.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import threading
@@ -58,6 +59,8 @@ def test_a_server_is_not_ready_before_it_is_warm(tiny: str, monkeypatch: pytest.
             while (await http.get("/health")).status_code != 200:
                 await asyncio.sleep(0.02)
             assert (await http.post(CHAT, json=HI)).status_code == 200
+            assert gc.get_freeze_count() > 10_000, "no collection of garbage looks at the model and the libraries"
+        assert gc.get_freeze_count() == 0
 
     import asyncio
 
