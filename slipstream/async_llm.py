@@ -168,7 +168,7 @@ class AsyncStream:
         return Output(request.id, request.prompt, request.prompt_ids, message.completions, message.prompt_logprobs)
 
     async def _next(self) -> Message:
-        """The next message; the last one again and again."""
+        """The next message; after the last message, that one again at every call."""
         while not self._ready and self._last is None:
             await self._woken.wait()
             self._woken.clear()

@@ -60,7 +60,7 @@ def text(name: str, value: object) -> str:
 
 
 def listed(name: str, value: object, what: str) -> list[object]:
-    """The elements of a list, a tuple, an array, ...; a lone string, bytes and mappings are none."""
+    """The elements of a list, a tuple, an array, ...; a single string, bytes and mappings are refused."""
     try:
         if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
             raise TypeError

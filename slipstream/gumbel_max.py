@@ -54,7 +54,7 @@ def _whole_vectors(logits: torch.Tensor) -> bool:
 
 @functools.cache
 def kernels_work() -> bool:
-    """Whether the kernels are available here, and choose what the definition does."""
+    """Whether the kernels are available here, and choose the same tokens as the definition."""
     if machine() is None:
         return False
     own = torch.Generator().manual_seed(0)  # the user's random state stays as it is

@@ -221,11 +221,11 @@ class EngineClient:
         return self._loop.call(action)
 
     def learnt(self) -> tuple[str, dict[str, Any]]:
-        """What the policy has learnt, as plain data, after the setup that its costs are of."""
+        """The setup that the policy's costs were measured on, and what the policy has learnt, as plain data."""
         return self._loop.call(self._core.learnt)
 
     def reset_prefix_cache(self) -> None:
-        """Forget the prompts of finished requests: the next request computes all of its own."""
+        """Remove the pages of finished requests from the prefix cache."""
         self._loop.call(self.cache.forget_idle)
 
     def get_tokenizer(self) -> Tokenizer:

@@ -78,7 +78,7 @@ def _gumbel(tokens: torch.Tensor, low: int | torch.Tensor, high: int | torch.Ten
     return -torch.log(-torch.log(unit))
 
 
-# -- the same for many keys, whose two halves are rows of an int64 tensor [2, keys] ---------------------------------
+# -- many keys at once: their two halves are rows of an int64 tensor [2, keys] ---------------------------------------
 
 
 def halves(keys: Sequence[int]) -> torch.Tensor:
@@ -101,6 +101,6 @@ def gumbel_rows(keys: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def gumbel_of(ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The same for the tokens `ids` [tokens] alone, float64 [keys, tokens]."""
+    """The Gumbel noise of each key for the tokens `ids` [tokens] alone, float64 [keys, tokens]."""
     low, high = keys[:, :, None]
     return _gumbel(ids, low, high)

@@ -1,4 +1,4 @@
-"""One line about work that takes long and that nobody asked for: kernels that are compiled, weights that are converted.
+"""One log line about long work that the user did not ask for: kernels that are compiled, weights that are converted.
 
 The command line prints messages of the level INFO. A Python program has usually configured no logging, and would be
 silent for many seconds.

@@ -37,7 +37,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
     logprobs: int | None = None  # how many top tokens beside the chosen one; 0: the chosen one alone
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    prompt_logprobs: int | None = None  # how many top tokens for each token of the prompt
     bad_words: Sequence[str] | None = None  # never generated, at the beginning of a text or after a space
     allowed_token_ids: Sequence[int] | None = None  # only these are generated; None: all
     include_stop_str_in_output: bool = False  # keep the stop string, or the stop token's text, in the text

@@ -82,7 +82,7 @@ class BadWords:
             self._last.setdefault(len(before), {}).setdefault(tuple(before), []).append(last)
 
     def completing(self, output: Sequence[int], path: Sequence[int]) -> list[int]:
-        """The tokens that would complete one of them after the output and the path below the root."""
+        """The tokens that would complete a forbidden sequence after the output and the path below the root."""
         longest = max(self._last, default=0)
         before = (*output[max(0, len(output) - longest) :], *path)
         found = (self._last[length].get(before[max(0, len(before) - length) :], ()) for length in self._last)
@@ -109,7 +109,7 @@ class Sampler:
         constraint: Constraint | None = None,
     ) -> None:
         self.constraint = constraint
-        # The same sampler without its grammar: what chooses before the choice is checked.
+        # The same sampler without its grammar: it chooses, and the grammar checks the choice afterwards.
         self.free = self
         if constraint is not None:
             self.free = Sampler(params, seed, choice, prompt_ids, output_ids, end_ids, bad_words)
@@ -263,8 +263,8 @@ class Sampler:
         return support.token(largest(self.perturbed(support, path)) if index is None else index)
 
     def stands(self, path: Sequence[int], token: int) -> bool:
-        """Whether what was chosen without the grammar is the choice: the best of all tokens, if it is allowed, is the
-        best of the allowed ones. Where top-k, top-p or min-p cut, this does not follow: the mask comes first.
+        """Whether `token`, chosen without the grammar, is the choice. If the grammar allows the best of all tokens,
+        that is the best of the allowed ones. Not so where top-k, top-p or min-p cut: there the mask is applied first.
         """
         return self.constraint is None or (not self.params.cuts and self.constraint.allows(path, token))
 
@@ -287,7 +287,7 @@ class Sampler:
 
     @cached_property
     def stem(self) -> int:
-        """The common prefix of the keys of all its choices."""
+        """The common prefix of the noise keys of all of the sampler's choices."""
         return noise.key(self.seed, self.choice)
 
     @cached_property

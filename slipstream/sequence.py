@@ -27,11 +27,11 @@ class Request:
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
-    bad_words: BadWords | None = None  # those of the parameters, as token ids
+    bad_words: BadWords | None = None  # the bad words of the parameters, as token ids
     with_text: bool = True  # whether its tokens are decoded to text
     trace: bool = False  # whether its deltas carry the verified trees
-    grammar: str | None = None  # that of its structured outputs, as llguidance writes it
-    prediction: tuple[int, ...] = ()  # that of the parameters, as token ids
+    grammar: str | None = None  # the grammar of its structured outputs, as llguidance writes it
+    prediction: tuple[int, ...] = ()  # the predicted output of the parameters, as token ids
     priority: int = 0  # lower runs earlier
     deadline: float | None = None  # by `time.perf_counter`: it ends with an error if it still runs then
 
@@ -47,7 +47,7 @@ class Sequence:
     decoder: IncrementalDecoder | None = None
     stops: StopStrings | None = None
     spell: Spell | None = None  # for logprobs
-    constraint: Constraint | None = None  # where it is in its grammar; given one is copied
+    constraint: Constraint | None = None  # its position in its grammar; a given constraint is copied
     tokens: list[int] = field(init=False)
     output_ids: list[int] = field(default_factory=list)
     table: PageTable = field(default_factory=PageTable)
@@ -65,7 +65,7 @@ class Sequence:
     found: int = 0  # tokens of the prompt that were in the cache when it was started
     prompt_logprobs: list[Logprobs | None] | None = None  # of the first choice, for the part of the prompt that was fed
     finish_reason: str | None = None
-    error: Exception | None = None  # the error that ended it
+    error: Exception | None = None  # the error that ended this sequence
     stop_reason: str | int | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token_at: float | None = None
@@ -94,7 +94,7 @@ class Sequence:
 
     @property
     def active_drafter(self) -> str:
-        """Its drafter, or none after that one failed."""
+        """The name of its drafter; PLAIN after that drafter failed on this sequence."""
         return PLAIN if self.drafter in self.dropped else self.drafter
 
     @property
@@ -150,7 +150,7 @@ class Sequence:
 
     @property
     def metrics(self) -> RequestMetrics:
-        """When it arrived and when its tokens were emitted."""
+        """When the request arrived and when its tokens were emitted."""
         first = self.first_token_at
         last = None if first is None else first + self.stats.decode_ms / 1000
         return RequestMetrics(self.arrived, first, last, tuple(self.chunks))

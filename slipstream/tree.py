@@ -64,7 +64,7 @@ class TokenTree:
         self._scouts: list[bool] = [False]
         self._draws: list[Draw | None] = [None]
         self._child: dict[tuple[int, int], int] = {}
-        self.prepared: Prepared | None = None  # of exactly this tree: one made of it has none
+        self.prepared: Prepared | None = None  # belongs to exactly this tree: a tree derived from it has none
 
     @classmethod
     def chain(cls, root_token: int, tokens: Iterable[int], origin: str | None = None) -> TokenTree:

@@ -50,7 +50,7 @@ class Decision(NamedTuple):
     """What the policy decided for one sequence in one step, what it expected, and what the step gave."""
 
     drafters: tuple[str, ...]  # empty: plain decoding
-    probe: bool  # tried to learn what it brings
+    probe: bool  # a try, to measure how many tokens this draft yields
     matched: int  # tokens of the repeated suffix, where a drafter looks for one
     expected_tokens: float  # of the sequence in this step
     expected_ms: float
@@ -78,7 +78,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What a warm-up took."""
+    """The time and the memory that a warm-up took."""
 
     seconds: float = 0.0
     mib: float = 0.0  # of GPU memory, for graphs and buffers
@@ -320,7 +320,7 @@ class Delta:
             origins=self.origins + later.origins,
             finish_reason=later.finish_reason,
             completion=later.completion,
-            trees=(self.trees + later.trees)[:_TREES_KEPT],  # those that belong to the first tokens
+            trees=(self.trees + later.trees)[:_TREES_KEPT],  # the trees of the first tokens are kept
             decisions=(self.decisions + later.decisions)[:_TREES_KEPT],
             logprobs=scored,
         )

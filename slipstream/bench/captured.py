@@ -13,7 +13,7 @@ from slipstream.train.data import ChatData
 
 
 def captured_prompts(folder: Path) -> list[BenchPrompt]:
-    """Each prompt once, as it was last asked, with its temperature; one whose answer was cut is cut again."""
+    """Each prompt once, with its last temperature; if its answer was cut by length, the same length is its limit."""
     tokenizer: str = ChatData(folder).description["tokenizer"]
     found: dict[tuple[int, ...], BenchPrompt] = {}
     for number, record in enumerate(read_captures(folder)):

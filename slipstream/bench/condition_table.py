@@ -72,7 +72,7 @@ class ConditionTable:
         return fit([_length(rounds[0]) for rounds in timed], [median(map(read, rounds)) for rounds in timed])
 
     def _cluster(self, answer: Answer) -> int:
-        """What is drawn as one: a conversation; or prompts that were answered together."""
+        """The unit of resampling: a conversation, or prompts that were answered together."""
         return answer.prompt if self.condition.batch == 1 else answer.group
 
     @property
@@ -98,7 +98,7 @@ class ConditionTable:
         return [answer for key in keys if key in self._rounds[setting] for answer in self._rounds[setting][key]]
 
     def beside_plain(self, setting: str, keys: Iterable[Key]) -> list[tuple[Ids, Ids]]:
-        """Token ids of a setting and of plain decoding, where it was asked."""
+        """Pairs of token ids, of a setting and of plain decoding, for the prompts that plain decoding answered."""
         rounds, plain = self._rounds[setting], self._rounds[PLAIN]
         return [(rounds[key][0].token_ids, plain[key][0].token_ids) for key in keys if key in self._plain]
 

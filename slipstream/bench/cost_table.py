@@ -85,7 +85,7 @@ class CostTable:
         return float(values[-1] + slope * (rows - knots[-1]))
 
     def a_draft(self, drafter: str, nodes: float, sequences: int) -> float:
-        """Milliseconds of a proposal of about so many nodes for each sequence; of a drafter without points: refused."""
+        """Milliseconds of a proposal of about so many nodes for each sequence. A drafter without points is refused."""
         if drafter == PLAIN:
             return 0.0
         points = self._points(drafter)
@@ -143,7 +143,7 @@ class CostTable:
 
 
 def _rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
-    """The nearest sequence that never falls: neighbours that do have their mean (isotonic regression)."""
+    """Isotonic regression: the nearest non-decreasing sequence, in which neighbours that decrease get their mean."""
     pools: list[tuple[float, int, int]] = []  # mean, weight, how many
     for value, weight in zip(values, weights, strict=True):
         pools.append((value, weight, 1))

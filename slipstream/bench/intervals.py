@@ -29,7 +29,7 @@ _LEAST_FREEDOM = 2  # two prompts, one degree of freedom: the interval would spa
 
 
 class Interval(NamedTuple):
-    """A ratio and its 95% interval; the bounds are None if one or two prompts tell next to nothing of their spread."""
+    """A ratio and its 95% interval; the bounds are None if there are too few prompts to estimate their spread."""
 
     value: float
     low: float | None = None

@@ -67,9 +67,9 @@ def drafts_of(
 def paced(table: CostTable, steps: Sequence[RealStep]) -> CostTable:
     """A table whose passes take as long as they do in real steps, with all of a step but its draft.
 
-    Alone, a pass finds its weights in caches, its trees are chains, and nobody verifies or emits what it gives. How
-    much longer a step takes is known by sequences, for the rows of each setting's steps, and taken in between for
-    others. Of prompts most rows give no logits.
+    A pass alone finds its weights in caches, its trees are chains, and its results are not verified or emitted. How
+    much longer a step takes was measured by number of sequences, for the rows of each setting's steps, and is
+    interpolated for others. Most rows of a prompt have no logits.
     """
     ratios: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for step in steps:
@@ -96,7 +96,7 @@ def _middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _pace(curves: Mapping[int, Sequence[tuple[float, float]]], rows: int, sequences: int) -> float:
-    """Between what is known for the next fewer and the next more sequences."""
+    """The pace for so many sequences, interpolated between the nearest measured numbers of sequences."""
     known = [
         np.interp(math.log(rows), np.log([each for each, _ in curve]), [ratio for _, ratio in curve])
         for curve in curves.values()

@@ -1,7 +1,7 @@
 """Plain decoding's time as a function of lengths, fitted to the answers that were measured.
 
-A plain step costs the same whatever it says, so that a few plain answers tell what the others would have taken: the
-time is spent on answers of drafters instead, which differ from prompt to prompt.
+A plain step costs the same whatever its token is, so a few plain answers predict the times of the others. The bench
+spends its time on answers of drafters instead, which differ from prompt to prompt.
 """
 
 from __future__ import annotations

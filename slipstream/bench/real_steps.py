@@ -64,7 +64,7 @@ def _steps(run: Run, setting: str, batch: int) -> list[RealStep]:
 
 @contextmanager
 def _watched(engine: Engine, setting: str) -> Iterator[list[RealStep]]:
-    """The steps of the host runner meanwhile, but for those that read prompts beside what decodes."""
+    """The steps of the host runner in this context, without those that read prompts while others decode."""
     steps, emit, last = list[RealStep](), engine.emit, 0.0
 
     def noted(report: Report) -> None:

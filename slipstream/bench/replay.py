@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
 
 @dataclass
 class Played:
-    """What came of it, in milliseconds."""
+    """The result of a replay: tokens and milliseconds."""
 
     tokens: int = 0
     ms: float = 0.0
@@ -47,7 +47,7 @@ class Played:
 
     @property
     def tokens_per_ms(self) -> float:
-        """While every place is taken."""
+        """Tokens per millisecond while every place is taken."""
         return self.full_tokens / self.full_ms
 
 
@@ -71,7 +71,7 @@ class _Running:
 
     @property
     def step(self) -> Decoded:
-        """The next one. A lane whose answer ended within a burst goes on like before."""
+        """The next step. A lane whose answer ended within a burst repeats the last step."""
         return self.answer.steps[min(self.done, len(self.answer.steps) - 1)]
 
     def decode(self) -> int:

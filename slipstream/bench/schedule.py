@@ -153,7 +153,7 @@ class Schedule:
             self._costs[chosen].append(cost)
 
     def _done(self, condition: int) -> bool:
-        """Whether it is precise enough, would take longer than there is time, or may not be repeated."""
+        """Whether a condition is done: it is precise enough, time is short, or its prompts may not be repeated."""
         if self.tight[condition] or (not self._repeats and self._next[condition] >= len(self._turns[condition])):
             return True
         costs = self._costs[condition][-8:]

@@ -74,7 +74,7 @@ def outlook(traces: Traces, costs: CostTable, scenario: Scenario, *, sizes: Sequ
 
 
 def best(outlooks: Sequence[Outlook]) -> Outlook:
-    """The fastest."""
+    """The fastest outlook."""
     return max(outlooks, key=_speed)
 
 

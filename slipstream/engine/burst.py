@@ -36,7 +36,7 @@ from slipstream.policy import Progress, Round, Tally
 from slipstream.sequence import TARGET, Sequence
 from slipstream.types import Plan
 
-_MOST_SPARE, _PATIENCE = 2, 4  # a batch stays in up to twice the lanes that it needs, for so many bursts
+_MOST_SPARE, _PATIENCE = 2, 4  # a batch may keep up to twice the lanes that it needs, for so many bursts
 
 Guard = Callable[[Sequence, Callable[[], None]], object]  # runs what a sequence needs; an error in it is its own
 
@@ -51,13 +51,13 @@ class Burst:
         self._buffers: dict[tuple[int, Kind], RoundBuffers] = {}  # by lanes and kind of rounds
         self._counters: dict[RoundBuffers, AcceptanceCounter] = {}
         self._extras: dict[RoundBuffers, Extras] = {}
-        # The lanes of the last burst with or without trees, and for how many bursts in a row fewer would have done.
+        # With or without trees: the lanes of the last burst; for how many bursts in a row fewer would have sufficed.
         self._sizes: dict[bool, tuple[int, int]] = {}
         self._shapes: dict[int, list[Plan]] = {}  # by lanes: those among which the policy picks
         self._failed: set[Kind] = set()
         self._prepared: Prepared | None = None  # for the burst that was reserved last
         self.ahead: Launched | None = None  # a burst whose first round was started ahead
-        self.faults: list[tuple[Sequence, Exception]] = []  # of requests that the last burst could not follow
+        self.faults: list[tuple[Sequence, Exception]] = []  # sequences whose grammar failed in the last burst
         self.graphs = Graphs(model.device)
 
     # -- host side, before a burst ------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ class Burst:
     def _lanes_for(self, count: int, trees: bool) -> int:
         """How many lanes serve `count` sequences.
 
-        If fewer would do than in the last burst, that is believed after a few bursts only: while requests come and go,
-        those that stay keep their lanes.
+        The number shrinks only after a few bursts that needed fewer lanes: while requests come and go, running
+        sequences keep their lanes.
         """
         wanted, (size, spare) = bucket(count), self._sizes.get(trees, (0, 0))
         return size if wanted < size <= _MOST_SPARE * wanted and spare < _PATIENCE else wanted
@@ -293,7 +293,7 @@ class Burst:
         """All kinds of rounds of so many lanes."""
         if self._drafter.parts:
             return [None, *self._drafter.device_drafts(size)]
-        waits = self._drafter.has_signal  # it has rounds without trees, too
+        waits = self._drafter.has_signal  # the drafter has rounds without trees, too
         return [*([None] if waits or self._drafter.is_passive else []), *([] if self._drafter.is_passive else [()])]
 
     # -- a round ------------------------------------------------------------------------------------------------------

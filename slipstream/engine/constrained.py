@@ -3,7 +3,7 @@
 While the target's pass runs, the host reads the drafted trees. Where top-k, top-p or min-p cut, it makes the masks of
 all nodes inside the grammar meanwhile, and they are applied before the choice. Everywhere else the choice is made
 without a mask: the best of all tokens, if it is allowed, is the best of the allowed ones. Only if a choice on the
-accepted path is refused, its mask is made, and the choices are made again.
+accepted path is refused, the mask of its node is computed, and the choices are made again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ConstrainedBurst(Burst):
         return super().launch(sequences, plan, min(rounds, 1))
 
     def filled(self, sequences: list[Sequence], plan: Plan) -> tuple[RoundBuffers, list[int], Extras | None]:
-        """As other bursts; it is noted who has which lane."""
+        """The buffers, lanes and extras of `Burst.filled`; notes which sequence has which lane."""
         buffers, lanes, extras = super().filled(sequences, plan)
         self._seated = dict(zip(lanes, sequences, strict=True))
         return buffers, lanes, extras
@@ -70,7 +70,7 @@ class ConstrainedBurst(Burst):
         checks.chosen.copy_(self._chosen(buffers, checks.passed, level, masks))
 
     def _any(self, check: Callable[[int, Sequence], bool]) -> bool:
-        """Whether a check of any lane says so. A grammar that fails ends its own request: its lane is not checked."""
+        """Whether `check` is true for any lane. A grammar that fails ends its own request."""
         found = False
         for lane, sequence in list(self._seated.items()):
             try:
@@ -82,7 +82,7 @@ class ConstrainedBurst(Burst):
 
 
 class _Checks:
-    """What the host and the parts of a round hand to each other, for one size of batch."""
+    """The buffers through which the host and the parts of a round exchange data, for one batch size."""
 
     def __init__(self, buffers: RoundBuffers, vocabulary: int) -> None:
         lanes = self._lanes = buffers.lanes
@@ -95,7 +95,7 @@ class _Checks:
     # -- the device's part --------------------------------------------------------------------------------------------
 
     def keep(self, passed: Passed) -> None:
-        """Keep what the pass gives in tensors that stay where they are."""
+        """Copy the results of the pass to tensors with fixed addresses."""
         if self._held is None:
             taps = {layer: hidden.clone() for layer, hidden in passed.taps.items()}
             self._held = Passed(passed.logits.clone(), passed.positions.clone(), passed.depths.clone(), taps)
@@ -107,7 +107,7 @@ class _Checks:
 
     @property
     def passed(self) -> Passed:
-        """What the last pass has given."""
+        """The logits, positions and taps of the last pass."""
         assert self._held is not None
         return self._held
 
@@ -141,7 +141,7 @@ class _Checks:
     # -- the host's part ----------------------------------------------------------------------------------------------
 
     def mask_nodes(self, lane: int, sequence: Sequence) -> bool:
-        """Where a mask must come before the choice: the masks of all nodes that are inside the grammar."""
+        """Set the masks of all nodes inside the grammar, if masks must be applied before the choice; returns False."""
         assert sequence.constraint is not None
         if sequence.params.cuts:
             tokens, parents = self._tokens[lane].tolist(), self._parents[lane].tolist()

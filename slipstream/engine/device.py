@@ -88,8 +88,8 @@ class DeviceRunner:
     # -- read by the policy -----------------------------------------------------------------------------------------
 
     def serves(self, work: Work) -> bool:
-        """Rounds serve decoding only. What they do not read needs the host: a prediction, long lists, and lists beside
-        a grammar, which together may leave no token.
+        """Whether rounds support this work: decoding only. The host is needed for a prediction, for long lists of
+        tokens, and for lists beside a grammar, because both together may leave no token.
         """
         sequence = work.sequence
         if sequence.first_token_at is None or len(work.pending) > 1 or (sequence.params.logprobs or 0) > TOPS:
@@ -125,7 +125,7 @@ class DeviceRunner:
             return []
 
     def signal(self, sequence: Sequence) -> Signal | None:
-        """What its drafter knows at no cost. A drafter that fails here is dropped for the sequence after this step."""
+        """The signal of the sequence's drafter. If that fails, it is dropped for the sequence after this step."""
         try:
             return self._state.drafters.of(sequence).signal(sequence)
         except Exception as error:
@@ -172,7 +172,7 @@ class DeviceRunner:
 
     @staticmethod
     def _reserved(burst: Burst, sequences: list[Sequence], plans: dict[Sequence, Plan]) -> int:
-        """Rounds that have room. If none with trees has, the policy's choice of trees gives way to plain rounds."""
+        """How many rounds have slots. Without room for the trees that a policy chose, plain rounds are planned."""
         plan = plans[sequences[0]]
         rounds = burst.reserve(sequences, plan)
         if not rounds and plan.drafts and plan.parts:
@@ -276,7 +276,7 @@ class DeviceRunner:
 
     @staticmethod
     def _report(burst: Burst, launched: Launched, unfinished: list[Progress], rounds: int) -> Report:
-        """`rounds`: how many of them were read, and are finished."""
+        """The report of a burst's first `rounds` rounds, which are finished and were read."""
         rows = rounds * len(launched.sequences) * (1 + launched.buffers.lanes.nodes)
         draft_ms, verify_ms = (
             timer.milliseconds(rounds) for timer in (launched.collected.drafting, launched.collected.verifying)
@@ -286,7 +286,7 @@ class DeviceRunner:
 
 
 def _group(sequence: Sequence) -> tuple[str, bool]:
-    """Sequences of one drafter share a burst; those with a grammar have another one."""
+    """The group whose sequences share a burst: their drafter, and whether they have a grammar."""
     return sequence.active_drafter, sequence.constraint is not None
 
 

@@ -1,4 +1,4 @@
-"""How much rounds compute to choose tokens, and what only the most demanding have: adjustments, log-probabilities."""
+"""How much rounds compute to choose tokens; the buffers of the highest level: adjustments and log-probabilities."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Level(IntEnum):
 
     @staticmethod
     def of(sequence: Sequence) -> Level:
-        """What a sequence needs."""
+        """The level that a sequence needs."""
         params = sequence.params
         if params.adjusts or params.logprobs is not None:
             return Level.ALL
@@ -41,7 +41,7 @@ class Level(IntEnum):
 
 
 class Extras:
-    """What only rounds of level ALL have."""
+    """The buffers that only rounds of level ALL have: adjustments and log-probabilities."""
 
     def __init__(self, lanes: Lanes, lines: int, vocabulary: int) -> None:
         self.adjustments = Adjustments(lanes, vocabulary)
@@ -71,7 +71,7 @@ class PathScores:
     ids: list[list[int]]
 
     def logprobs(self, node: int, token: int, top: int, spell: Spell | None = None) -> Logprobs:
-        """Those of `token`, the one chosen after node `node` of the path, and of the `top` likeliest."""
+        """Log-probabilities of `token`, chosen after node `node` of the path, and of the `top` likeliest tokens."""
         values, (rank, *ids) = self.values[node], self.ids[node]
         found = {token: (values[0], rank)} | {
             id: (value, place) for place, (id, value) in enumerate(zip(ids[:top], values[1:], strict=False), 1)

@@ -90,7 +90,7 @@ class HostRunner:
         try:
             return self._policy.select(trees, plans)
         except Exception as error:
-            if len(trees) > 1:  # find the draft that cannot be selected from
+            if len(trees) > 1:  # find the draft on which the selection fails
                 return {s: self._selected({s: tree}, plans)[s] for s, tree in trees.items()}
             (sequence,) = trees
             self._state.drafters.drop(sequence, error)
@@ -172,7 +172,7 @@ class HostRunner:
 
     @property
     def _overlaps(self) -> bool:
-        """Whether a pass still runs after its launch. On a CPU it is over: there all is computed lazily."""
+        """Whether a pass can still run after its launch. On a CPU it cannot: there choices are computed lazily."""
         return self._state.model.device != "cpu"
 
     def _running(self) -> Callable[[], bool]:
@@ -184,7 +184,7 @@ class HostRunner:
         return lambda: not over.query()
 
     def _foresee(self, trees: dict[Sequence, TokenTree]) -> None:
-        """While the pass runs: the masks of the nodes, where a mask comes before the choice."""
+        """While the pass runs: compute the masks of the nodes of sequences whose mask comes before the choice."""
         running = self._running()
         for sequence, tree in trees.items():
             if sequence.constraint is not None and (sequence.params.cuts or self._state.verifier.uses_draws):

@@ -25,7 +25,7 @@ class LaneMap:
         self._filled: set[int] = set()  # lanes whose device state is a sequence's
 
     def take(self, positions: Seq[LanePosition]) -> tuple[list[int], dict[int, Sequence | None]]:
-        """A lane for each, and the lanes that have to be set up; None: to be emptied.
+        """A lane for each sequence, and the lanes that have to be set up; None: the lane becomes idle.
 
         Until `leave`, no lane is known to be in order: if a burst fails, the next one sets up all of its lanes.
         """
@@ -41,7 +41,7 @@ class LaneMap:
         return taken, fresh
 
     def leave(self, lanes: Seq[int], positions: Seq[LanePosition]) -> None:
-        """Note where a burst has left those that go on."""
+        """Record the position of each sequence that continues after a burst."""
         for lane, position in zip(lanes, positions, strict=True):
             if not position.sequence.finished:
                 self._left[lane] = position

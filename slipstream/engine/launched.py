@@ -1,4 +1,4 @@
-"""Rounds that were launched: what reads their results needs to know."""
+"""Rounds that were launched: all that is needed to read their results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class Prepared(NamedTuple):
     """How a drafter was brought up to the roots before a burst."""
 
     drafter: str
-    unread: int  # tokens of the sequence with the most
+    unread: int  # the most unread tokens of any sequence
     timer: RoundTimer
 
     @staticmethod
     def begun(drafter: str, unread: int, *, on_gpu: bool) -> Prepared:
-        """It begins now."""
+        """A record whose timer starts now."""
         timer = RoundTimer(on_gpu=on_gpu)
         timer.mark()
         return Prepared(drafter, unread, timer)
 
     def call(self, sequences: int) -> DraftCall:
-        """As a report has it."""
+        """The call in the form of a report."""
         return DraftCall(self.drafter, sequences, 0, self.timer.milliseconds(1), self.unread)
 
 
@@ -57,17 +57,17 @@ class Launched:
 
     @property
     def shape(self) -> Plan:
-        """That of the trees."""
+        """The shape of the trees."""
         lanes = self.buffers.lanes
         return Plan(lanes.depth, lanes.nodes, parts=self.buffers.kind or ())
 
     def calls(self) -> list[DraftCall]:
-        """What it took to bring the drafter up to the roots, once the first round is finished."""
+        """The call that brought the drafter up to the roots, if any; read once the first round is finished."""
         return [] if self.prepared is None else [self.prepared.call(len(self.sequences))]
 
     @property
     def level(self) -> Level:
-        """What the most demanding sequence needs."""
+        """The highest level that a sequence of these rounds needs."""
         return max(map(Level.of, self.sequences))
 
     @property

@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """What it is about: a choice of a request, or (-1) the end of the request."""
+        """What the message is about: a choice of a request, or (-1) the end of the request."""
         return self.ticket, -1 if self.delta is None else self.delta.index
 
 

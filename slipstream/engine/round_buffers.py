@@ -48,7 +48,7 @@ class RoundBuffers:
     lane_map: LaneMap
     draft: DeviceDraft | None
     loop: DeviceLoop | None
-    keepers: Seq[DeviceKeeper]  # the loop, and what drafters that rest keep
+    keepers: Seq[DeviceKeeper]  # the loop, and the state that idle drafters keep up to date
     rounds: int  # at most, of a burst
     tiles: LaneTiles
     results: torch.Tensor  # int64 [2 * rounds, lanes, FIRST_TOKEN + depth + 1 + depth]; bursts use its halves in turn
@@ -56,7 +56,7 @@ class RoundBuffers:
     counts: torch.Tensor  # int64 [origins, depth, BINS, 2], accumulated over all rounds
     counts_host: torch.Tensor
     trees: torch.Tensor  # int64 [2 * rounds, 3, lanes, 1 + nodes]: tokens, parents and origins of traced rounds
-    confidence: torch.Tensor  # float32 [2 * rounds, lanes, 1 + nodes]: logarithms of joint probabilities of the same
+    confidence: torch.Tensor  # float32 [2 * rounds, lanes, 1 + nodes]: log joint probabilities of these nodes
     number: torch.Tensor  # int64 [1]: the line of `results` that the next round writes
 
     @staticmethod

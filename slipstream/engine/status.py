@@ -1,6 +1,6 @@
 """What the engine has done and what it holds, in numbers, for dashboards.
 
-Nothing is counted twice and nothing goes back: totals are those of the sequences that left plus those of the sequences
+Nothing is counted twice and no total decreases: totals are those of the sequences that left plus those of the sequences
 under way, and they outlive an engine that failed.
 """
 

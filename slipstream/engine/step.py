@@ -85,7 +85,7 @@ class Engine:
                 except Exception as error:
                     self._state.fail(item.sequence, error)
 
-    # -- an error ends the requests that it met, and no others --------------------------------------------------------
+    # -- an error ends the requests of its part, and no others --------------------------------------------------------
 
     def _launch(self, runner: Runner, part: list[Work], plans: dict[Sequence, Plan]) -> tuple[Runner, list[Work]]:
         try:

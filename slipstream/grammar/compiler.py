@@ -63,7 +63,7 @@ class Grammars:
         return Constraint(self._start(source).deep_copy(), [], self._end_ids, self._vocab_size)
 
     def _start(self, source: str) -> LLMatcher:
-        """A compiled grammar that has consumed nothing, and never will: its copies do."""
+        """The matcher of a compiled grammar in its initial state. It never consumes anything: sequences use copies."""
         with self._gate:
             if (known := self._compiled.get(source)) is not None:
                 self._compiled.move_to_end(source)
@@ -81,7 +81,7 @@ class Grammars:
         # The defaults stop grammars that explode; a step of such a one may take 20 ms.
         limits = LLParserLimits(step_lexer_fuel=100_000, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
-        if not matcher.is_error():  # the first step finds a grammar that has no text, and most of those that explode
+        if not matcher.is_error():  # the first step finds grammars that match no text, and most that explode
             matcher.compute_ff_tokens()
             matcher.compute_bitmask()
         if matcher.is_error():
@@ -124,7 +124,7 @@ def _source(kind: str, value: object) -> str:
 
 
 def _one_line(message: str) -> str:
-    """A message of llguidance without its drawings of the place, and without what it was doing meanwhile."""
+    """An error message of llguidance in one line, without its source excerpts and its context."""
     if message.startswith("NoExtension"):
         return "there is no text that it allows"
     lines = [line.strip() for line in message.strip().splitlines()]

@@ -1,7 +1,7 @@
 """What a grammar allows after any path below a sequence's last token.
 
-A constraint is a function of the output and of the path. Its matcher is moved there and back as asked, so a
-rejected branch leaves no trace: the next question starts from what was emitted. Consuming a token and rolling it back
+A constraint is a function of the output and of the path. Its matcher moves to the path and is rolled back, so a
+rejected branch leaves no trace: the next query starts from what was emitted. Consuming a token and rolling it back
 takes about a microsecond, a mask over 49,152 tokens about ten.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Constraint:
-    """The place of one sequence in its grammar. `output`: the tokens it has emitted, a list that only grows.
+    """The position of one sequence in its grammar. `output`: the tokens it has emitted, a list that only grows.
 
     Where the grammar is complete, the end tokens are allowed; after one of them, only end tokens. After a path that
     the grammar does not allow, nothing is constrained: no such path is ever accepted.
@@ -37,7 +37,7 @@ class Constraint:
         self._foreseen: dict[tuple[int, ...], npt.NDArray[np.bool_] | None] = {}  # by tokens emitted, and the path
 
     def following(self, output: Sequence[int]) -> Constraint:
-        """A constraint of its own for another sequence, whose output begins with this one's."""
+        """A separate constraint for another sequence whose output begins with this one's."""
         twin = Constraint(self._matcher.deep_copy(), output, self._ends, self._vocab_size)
         twin._settled, twin._tail = self._settled, list(self._tail)
         return twin
@@ -55,7 +55,7 @@ class Constraint:
             return token == forced[0]
         allowed = self._matcher.try_consume_tokens([token]) == 1
         self._check()
-        if allowed:  # the next question is most likely about a path through it
+        if allowed:  # the next query is most likely about a path through it
             self._tail.append(token)
         return allowed
 

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance reads it: the bytes of every token, and the usual tokens of a text."""
+"""A model's vocabulary as llguidance reads it: the bytes of every token, and the encoding of a text."""
 
 from __future__ import annotations
 

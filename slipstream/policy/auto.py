@@ -48,7 +48,7 @@ class AutoPolicy:
         self._rounds = rounds
         shape = shape or (lambda rows: 1.0 + 0.05 * (rows - 1))
         self.known = Knowledge(shape)
-        self._saved = Knowledge(shape)  # what it knew at the start: requests with `clock=no` are decided by that
+        self._saved = Knowledge(shape)  # the knowledge at the start: requests with `clock=no` are decided by it
         self.rounds = None if rounds is None else BurstPlanner(drafters, rounds, self.known.worth)
         self._fixed = FixedPolicy(drafters, rounds, self.rounds)
         self._offers = Offers(drafters)
@@ -98,7 +98,7 @@ class AutoPolicy:
     def _by_clock(
         self, sequences: list[Sequence], beside: list[Sequence], *, prompts: bool = False
     ) -> dict[Sequence, Plan]:
-        """The plans of all, where those that do not look at the clock do not look at the others either.
+        """The plans of all sequences. Those with `clock=no` are decided independently of all others.
 
         `beside`: sequences of the same pass that are not planned here.
         """
@@ -173,8 +173,8 @@ class AutoPolicy:
     def _chosen(
         options: list[Options], known: Knowledge, cost: Milliseconds, *, measured: bool = True
     ) -> tuple[Choice, dict[str, float]]:
-        """The best ways within the limits of all, and what each shared call costs. `measured`: else costs are no
-        milliseconds, but only in proportion, and no bound is known to be kept.
+        """The best ways within the limits of all, and the cost of each shared call. Unless `measured`, costs are
+        relative and not milliseconds, so no bound on the time per token can be guaranteed.
         """
         offers = [option.offer for option in options]
         calls = known.calls(offers, cost[len(options)])
@@ -202,7 +202,7 @@ class AutoPolicy:
     def _probe(
         self, options: list[Options], choice: Choice, calls: Mapping[str, float], cost: Milliseconds
     ) -> tuple[int, Estimate | None]:
-        """A way to try on one sequence though it was not chosen, if the time for such tries allows it."""
+        """A way that was not chosen, to be tried on one sequence if the time budget of tries allows it."""
         count, pace = len(options), self.known.costs.pace
         for place in ((self._turn + number) % count for number in range(count)):
             option, chosen = options[place], choice.picks[place]
@@ -279,7 +279,7 @@ class AutoPolicy:
         )
         if not way:
             return _NO_DRAFT
-        # Tokens that the time of a row would bring: less likely nodes do not pay.
+        # Tokens that the time of a row would yield elsewhere: less likely nodes are not worth their row.
         break_even = rate * row_cost(cost, count + int(sum(each.nodes for each in choice.picks)))
         min_confidence = max(0.01, _THRESHOLD_FRACTION * min(0.5, break_even))
         depth = min(limits.depth, sequence.remaining - 1)
@@ -300,7 +300,7 @@ class AutoPolicy:
     # -- after drafting -----------------------------------------------------------------------------------------------
 
     def select(self, trees: Mapping[Sequence, TokenTree], plans: Mapping[Sequence, Plan]) -> dict[Sequence, TokenTree]:
-        """Of all sequences' nodes those that pay for their rows. Sampled trees stay as they were planned."""
+        """The nodes of all sequences that are worth their rows. Sampled trees stay as they were planned."""
         chosen = {s: t for s, t in trees.items() if len(t) > 1 and plans[s].parts and not t.sampled}
         kept = self._fixed.select({s: t for s, t in trees.items() if s not in chosen}, plans)
         for sequence in [s for s in chosen if not self._limits(s).clock]:
@@ -365,7 +365,7 @@ class AutoPolicy:
             lost = lost_by_try(item, report, pending, self.known)
             self._probes.ended(pending.way, lost, len(report.progress))
             if lost <= 0.0:
-                self._plain_in_a_row = 0  # it is looked into soon
+                self._plain_in_a_row = 0  # signals are read again in the next steps
         return shared
 
     # -- between runs -------------------------------------------------------------------------------------------------

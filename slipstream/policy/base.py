@@ -66,7 +66,7 @@ class Part(HasPlan, Protocol):
 
     @property
     def by_request(self) -> bool:
-        """Whether it drafts only for requests that bring something of their own."""
+        """Whether it drafts only for requests that bring something to draft from: a prediction or a grammar."""
         ...
 
     def host_only(self, sequence: Sequence) -> bool:
@@ -74,7 +74,7 @@ class Part(HasPlan, Protocol):
         ...
 
     def signal(self, sequence: Sequence) -> Signal | None:
-        """What it knows at no cost about whether a draft will pay; None: nothing, and its call is shared."""
+        """What it knows, at no cost, about whether a draft will pay; None: nothing, and sequences share its call."""
         ...
 
     def unread(self, sequence: Sequence) -> int:
@@ -92,7 +92,7 @@ class Drafts(HasPlan, Protocol):
 
     @property
     def limits(self) -> Limits:
-        """Of a drafter with parts."""
+        """The limits of a drafter with parts."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Rounds(Protocol):
     """What a policy reads of the device runner."""
 
     def signal(self, sequence: Sequence) -> Signal | None:
-        """What its drafter knows at no cost about whether a draft will pay; None: this drafter always drafts."""
+        """What its drafter knows, at no cost, about whether a draft will pay; None: this drafter always drafts."""
         ...
 
     def serves(self, work: Work) -> bool:

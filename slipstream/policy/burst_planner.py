@@ -41,7 +41,7 @@ class _Promise(NamedTuple):
 
     @property
     def tokens(self) -> float:
-        """Of all sequences."""
+        """The expected tokens of all sequences in a round."""
         return len(self.offer) + sum(pick.accepted for pick in self.offer)
 
 
@@ -75,8 +75,8 @@ class BurstPlanner:
         self._decoded_ms = 0.0
 
     def takes(self, sequence: Sequence) -> bool:
-        """Whether rounds keep the request's own limits and lack none of its drafters. The host runs the others, and
-        those with a grammar, whose rounds cost what the grammar costs.
+        """Whether rounds keep the request's own limits, and none of its drafters has failed. The host runs the other
+        sequences, and those with a grammar, because the cost of their rounds depends on the grammar.
         """
         drafter, own = self._drafters[sequence.drafter], sequence.limits
         failed = any(part.key in sequence.dropped for part in drafter.parts.values())
@@ -92,7 +92,7 @@ class BurstPlanner:
         held = self._planned.get(name)
         most = _TRIAL_STEPS if held is not None and held.promise.way.by_host else 2
         if held is not None and held.waits and held.sequences == sequences and held.asked < most:
-            held.asked += 1  # only a round of another shape was run, which was under way
+            held.asked += 1  # only a round of another shape ran, which had been started ahead
         else:
             held = self._planned[name] = self._decided(name, sequences)
             self._probes.next_step(max(1, held.plan.rounds))
@@ -126,7 +126,7 @@ class BurstPlanner:
     def _plan(way: RoundWay, *, trial: bool) -> Plan:
         if way.by_host:
             return Plan()
-        # What a chain alone goes on from, a match in the text, is looked for before each burst.
+        # A chain alone continues a match in the text, which the host looks for before each burst: no round ahead.
         ahead = not trial and (way.model or not way.drafters)
         return replace(way.plan, rounds=_TRIAL_ROUNDS if trial else sizes.TREE_ROUNDS, ahead=ahead)
 
@@ -185,7 +185,7 @@ class BurstPlanner:
         return ms + self.forecast.catch_up_ms(way, count, context, unread) / room
 
     def _tried(self, able: list[_Promise], chosen: _Promise, choice: Choice) -> _Promise | None:
-        """A way to try though it was not chosen, if the time that such tries may take allows it."""
+        """A way that was not chosen, to be tried if the time budget of tries allows it."""
         for promise in sorted(able, key=lambda p: p.tokens / p.ms, reverse=True):
             rounds = _TRIAL_STEPS if promise.way.by_host else _TRIAL_ROUNDS
             lost = rounds * max(0.0, promise.ms - promise.tokens * choice.ms / choice.tokens)
@@ -223,7 +223,7 @@ class BurstPlanner:
             self._probes.ended(way.key, 0.0 if report.cold else ms / self.forecast.passes.pace - instead)
 
     def _learn(self, item: Progress, way: RoundWay, rounds: int, count: int, planned: _Planned, report: Report) -> None:
-        """What a burst brought one sequence."""
+        """Learn from the tokens that a burst gave one sequence."""
         sequence, matched = item.sequence, 0
         if sequence in planned.sequences:
             matched = planned.matched[planned.sequences.index(sequence)]
@@ -271,7 +271,7 @@ def _within(way: RoundWay, limits: Limits, drafter: Drafts) -> bool:
 
 
 def _context(sequences: Seq[Sequence]) -> int:
-    """Tokens of a sequence on average."""
+    """The mean number of tokens per sequence."""
     return sum(len(sequence.tokens) for sequence in sequences) // len(sequences)
 
 

@@ -63,7 +63,7 @@ def choose(
 
 
 def _alone(offer: Seq[Estimate], cost: Milliseconds, shared_ms: Mapping[str, float]) -> Choice:
-    """The best way of a lone sequence. In every step of a small model: no more work than needed."""
+    """The best way of a lone sequence; kept cheap, because a small model calls it in every step."""
     best, best_rate, best_ms = offer[0], 0.0, 0.0
     for pick in offer:
         ms = interpolated(cost, 1 + pick.nodes) + pick.own_ms
@@ -93,9 +93,9 @@ def _with(
 def _refined(
     start: list[Estimate], able: Seq[Seq[Estimate]], cost: Milliseconds, call_ms: float, throughput: bool
 ) -> Choice:
-    """The best assignment found from `start`: at its costs each sequence takes what brings most.
+    """The best assignment found from `start`: given its costs, each sequence takes the way with the best yield.
 
-    From plain decoding alone drafts that pay for all together, as they make the step long, are not found.
+    A search from plain decoding alone misses drafts that pay only if all sequences draft, since they lengthen the step.
     """
     count, picks = len(able), start
     best = _total(picks, cost, call_ms if any(pick.shared for pick in picks) else 0.0, throughput)

@@ -14,15 +14,15 @@ _KEPT = 9  # samples of a median: a busy machine slows single steps down
 _MOST_ROWS = 320  # of a decoding pass; beyond, cost grows as fast as up to here
 _EXACT_ROWS, _ROW_STEP = 32, 8  # up to the first number each count of rows has its own median, then every 8 rows
 _CONTEXT_STEP = 256  # tokens: contexts are grouped by powers of two of this
-_ROWS_FOR_CHEAP = 0.7  # plain passes that the cheap rows together cost
-_ROWS_AT_ONCE, _ROWS_PER_PASS = 160, 850  # the same on a GPU: beyond the first it computes longer than it reads
+_ROWS_FOR_CHEAP = 0.7  # cost of all cheap rows together, in plain passes
+_ROWS_AT_ONCE, _ROWS_PER_PASS = 160, 850  # on a GPU; beyond the first number a pass is compute-bound
 _REFRESH = 4  # observations between two computations of a curve
 _RECENT = 7  # passes that say how fast the machine is
 _BUSY = 1.2  # times what a larger pass takes
 _KNOWN = 3  # samples from which on a median says what a pass costs
 _BESIDE = 0.05  # milliseconds of a draft besides the calls, where little is known
 _BY_LEVELS = 1.5  # how much more a call may cost than its levels, which are not all alike
-_DOUBTED = 1.25  # what an earlier run measured may be dearer by this than what this one measured, as far as it did
+_DOUBTED = 1.25  # corrections of an earlier run may exceed the highest one of this run by this factor at most
 
 
 def pass_shape(cheap_rows: int, weights_read: Callable[[int], float]) -> Callable[[int], float]:
@@ -87,7 +87,7 @@ class Curve:
         self._stale += _REFRESH if found.count <= _KNOWN else 1
 
     def refreshed(self) -> Curve:
-        """The curve with what was measured since: computed anew every few passes, when somebody asks."""
+        """The curve with the latest measurements: recomputed on request, at most once every few passes."""
         if self._stale >= _REFRESH:
             self.refresh()
         return self
@@ -95,8 +95,8 @@ class Curve:
     def refresh(self) -> None:
         """Compute the curve: the prior shape times the measured corrections, which are interpolated over rows.
 
-        A pass that took much longer than one over more rows met a busy moment, and takes what that one took. Otherwise
-        it would make all larger ones look dear, which then would not be measured again.
+        A pass that took much longer than one over more rows was disturbed by other programs: the cost of the larger one
+        is used. Otherwise all larger passes would look expensive and would not be measured again.
         """
         known = sorted(self.medians)
         values = np.array([self.medians[rows].value for rows in known])
@@ -125,7 +125,7 @@ class Curve:
         return None if found is None or found.count < _KNOWN else found.value
 
     def above(self, rows: int) -> RowsAbove:
-        """The cost by rows that come on top of `rows` others."""
+        """The cost as a function of the rows that are added to `rows` others."""
         return RowsAbove(self, rows)
 
     def __getitem__(self, rows: int) -> float:
@@ -136,7 +136,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class RowsAbove:
-    """A curve by rows beside those that the pass has in any case."""
+    """A curve as a function of the rows that are added to those that the pass has in any case."""
 
     curve: Curve
     others: int
@@ -260,7 +260,8 @@ class DraftCosts:
     def call(self, drafter: str, sequences: int, guess_ms: float) -> float:
         """Milliseconds of a call; `guess_ms`: if none was measured.
 
-        Not much more than its levels cost: those of short calls, made where whole ones look too dear, count too.
+        Bounded by the cost of its levels. These include levels of short calls, which are made where whole calls look
+        too expensive.
         """
         found, level = _nearest(self._calls, drafter, sequences), _nearest(self._levels, drafter, sequences)
         if level is None:
@@ -314,8 +315,9 @@ class DraftCosts:
 
 
 def _cautious(found: Median, guess: float) -> float:
-    """The median. A single sample counts half where it is higher than the guess: it may include work that is done once,
-    or have met a busy moment, or an earlier run did. A drafter that seems too slow is not measured again for long.
+    """The median. A single sample counts half where it is higher than the guess: it may include one-time work, or
+    other programs may have disturbed it, in this run or an earlier one. A drafter that seems
+    too slow is not measured again for long.
     """
     return math.sqrt(found.value * guess) if found.count == 1 and found.value > guess > 0.0 else found.value
 
@@ -331,7 +333,7 @@ def _curve_key(sequences: int, context: int) -> tuple[int, int]:
 
 
 def _nearest(medians: Mapping[tuple[str, int], Median], drafter: str, sequences: int) -> Median | None:
-    """Of calls with about so many sequences, else with fewer or more."""
+    """The median of calls with about so many sequences, else with fewer or more."""
     size = sequences.bit_length()
     near = [(abs(known - size), known, found) for (name, known), found in medians.items() if name == drafter]
     return min(near, key=lambda each: each[:2])[2] if near else None

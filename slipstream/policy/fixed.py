@@ -115,7 +115,7 @@ class FixedPolicy:
         return {s: tree.limited(plans[s].depth, plans[s].nodes) for s, tree in trees.items()}
 
     def drafted(self, ms: float) -> None:
-        """A fixed policy does not look at the clock."""
+        """Do nothing: a fixed policy does not use times."""
 
     def observe(self, report: Report) -> None:
-        """A fixed policy learns nothing."""
+        """Do nothing: a fixed policy learns nothing."""

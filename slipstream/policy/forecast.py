@@ -1,4 +1,4 @@
-"""What a burst of rounds of one shape will cost, and what it will bring: measured, or reckoned from other shapes."""
+"""The expected cost and accepted tokens of a burst of one shape: measured, or estimated from other shapes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class RoundWay(NamedTuple):
 
     @property
     def key(self) -> Way:
-        """Under which it is recorded."""
+        """The key of this way in the record."""
         if self.by_host:
             return (_HOST_CALLS, *self.drafters)
         return (*self.drafters, str(self.plan.nodes)) if self.drafters else ()
 
     @property
     def label(self) -> str:
-        """Under which its costs are kept."""
+        """The label under which its costs are kept."""
         return "/".join(self.key)
 
 
@@ -51,7 +51,7 @@ class Forecast:
     # -- milliseconds at the pace of `passes` -------------------------------------------------------------------------
 
     def ms(self, way: RoundWay, count: int, context: int) -> float:
-        """Of one round of `count` sequences with `context` tokens each."""
+        """Milliseconds of one round of `count` sequences with `context` tokens each."""
         curve = self.passes.curve(count, context)
         if way.by_host:
             return self.drafts.call(way.label, count, _HOST * curve[count])
@@ -61,7 +61,7 @@ class Forecast:
         return curve[count * (1 + way.plan.nodes)] + self.drafts.call(way.label, count, guess * curve[count])
 
     def catch_up_ms(self, way: RoundWay, count: int, context: int, unread: int) -> float:
-        """Of reading `unread` tokens before the first round."""
+        """Milliseconds to read `unread` tokens before the first round."""
         return self.drafts.catch_up(_read(way), unread, _READ * self.passes.curve(count, context)[count])
 
     def knows(self, way: RoundWay) -> bool:
@@ -71,7 +71,7 @@ class Forecast:
     # -- accepted tokens ----------------------------------------------------------------------------------------------
 
     def accepted(self, way: RoundWay, context: Context) -> float:
-        """Per round and sequence."""
+        """Expected accepted tokens per round and sequence."""
         if not way.drafters:
             return 0.0
         if way.by_host or self.record.knows(way.key, context):
@@ -90,7 +90,7 @@ class Forecast:
     # -- from reports -------------------------------------------------------------------------------------------------
 
     def add_burst(self, way: RoundWay, count: int, context: int, rounds: int, report: Report) -> None:
-        """A burst that ran without compiling or capturing anything."""
+        """Add a burst that ran without compiling or capturing anything."""
         rows = count * (1 + way.plan.nodes)
         self.passes.add(count, context, rows, report.verify_ms / rounds)
         pace = self.passes.pace
@@ -101,11 +101,11 @@ class Forecast:
                 self.drafts.add_catch_up(_read(way), call.read, call.ms / pace)
 
     def add_host(self, way: RoundWay, count: int, report: Report) -> None:
-        """A step of the host."""
+        """Add a step of the host."""
         self.drafts.add(way.label, count, 0, (report.draft_ms + report.verify_ms) / self.passes.pace)
 
     def add_tally(self, way: RoundWay, tally: Tally) -> None:
-        """What the device counted in a burst."""
+        """Add the counts that the device kept in a burst."""
         if way.drafters:
             known = self._tallies.setdefault(way.key, Tally())
             known.add(tally)

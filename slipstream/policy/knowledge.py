@@ -46,9 +46,9 @@ class Knowledge:
         }
 
     def restore(self, state: Mapping[str, Any], *, doubted: bool) -> None:
-        """Read what `state` gave. Costs are absent from what is shipped: they are this machine's.
+        """Read what `state` gave. A shipped state has no costs, because they depend on the machine.
 
-        `doubted`: costs are corrected by the first measurements; else there will be none.
+        `doubted`: the first measurements correct the costs; without it, no measurements follow.
         """
         self.worth.restore(state["worth"])
         self.record.restore(state["record"])

@@ -14,7 +14,7 @@ _UNTILTED = Tilt()
 def learn(
     item: Progress, report: Report, record: RequestRecord, pending: Pending, known: Knowledge, *, shared: bool
 ) -> None:
-    """Learn what was accepted of a planned step. `shared`: other requests may know of it."""
+    """Learn what was accepted of a planned step. `shared`: it may be used for other requests."""
     assert item.verified is not None
     tree, path = item.verified
     pace = known.costs.pace
@@ -35,7 +35,7 @@ def learn(
     if not pending.way or (pending.probe and not drafted):
         return
     if pending.short:
-        # One node was tried: what this way usually brings, times accepted over expected tokens of that node.
+        # One node was tried: the usual acceptance of this way, times accepted over expected tokens of that node.
         usual, nodes = known.record.mean(pending.way, pending.context, model=pending.model)
         promised = sum(v / record.tilts.get(origin, _UNTILTED).factor for origin, v in record.promised.items())
         record.add(pending.way, pending.context, usual * len(path) / promised if promised else 0.0, nodes)
@@ -58,7 +58,7 @@ def learn(
 def lost_by_try(item: Progress, report: Report, pending: Pending, known: Knowledge) -> float:
     """Milliseconds that a try has lost against the chosen way.
 
-    The pass counts with what such passes cost: one that met a busy moment is no fault of the draft.
+    The pass counts with the usual cost of such passes: that other programs slowed it down is no fault of the draft.
     """
     assert item.verified is not None
     ms = report.draft_ms / known.costs.pace + known.curve([each.sequence for each in report.progress])[report.rows]

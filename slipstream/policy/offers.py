@@ -18,7 +18,8 @@ _UNKNOWN_READ = 0.01  # cost of a token that a drafter reads, in plain passes
 _PAYBACK = 64  # tokens over which reading a prompt is paid back
 _OPTIONS_HOLD = 4  # steps for which the ways to draft that a sequence has are not estimated anew
 
-# What is in use is held against other ways to draft, and not against plain decoding.
+# The way in use has the bonus STICKY over other ways to draft. Plain decoding has it too, so it does not count there.
+# While plain decoding is in use, ways to draft must exceed it by MIN_GAIN.
 _PLAIN, _STAYS_PLAIN = Estimate(bonus=STICKY), Estimate(bonus=MIN_GAIN)
 
 

@@ -30,15 +30,15 @@ class Probes:
         return own <= _MOST * all_ms and together <= _SHARE * all_ms
 
     def paid(self, way: Way) -> bool:
-        """Whether the last try paid. Then all of a draft is tried, where a single node was before."""
+        """Whether the last try paid. If so, the next try is of a whole draft instead of a single node."""
         return self._wait.get(way) == EVERY
 
     def begin(self, way: Way) -> None:
-        """A try is made in this step."""
+        """Record that a try is made in this step."""
         self._last[way] = self._step
 
     def ended(self, way: Way, lost_ms: float, sequences: int = 1) -> None:
-        """What a try has lost in a batch of so many sequences; nothing, or less, if it paid."""
+        """Record the time that a try has lost in a batch of so many sequences; zero or negative if it paid."""
         self._spent[way] = self._spent.get(way, 0.0) + max(0.0, lost_ms)
         most = _SELDOM if sequences < _MANY else _SELDOM_OF_MANY
         self._wait[way] = EVERY if lost_ms <= 0.0 else min(2 * self._wait.get(way, EVERY), most)

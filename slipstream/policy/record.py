@@ -12,7 +12,7 @@ from slipstream.sequence import Sequence
 RECORD = "policy.record"  # key in `Sequence.drafting`
 _KEPT_BY_REQUEST = 0.85  # of the counts at each step: about the last seven steps that drafted
 _KEPT_BY_ALL = 0.98
-_START = 3.0  # steps that what is known before is worth
+_START = 3.0  # weight of the prior, in steps
 
 # Where nothing is known: accepted tokens by the length of a match in the text, and those of a model-based drafter.
 _MATCHES = (1, 2, 3, 5, 9, 17)  # the shortest match of each class
@@ -50,7 +50,7 @@ class Mean:
         self.steps, self.accepted, self.nodes = steps, accepted, nodes
 
     def add(self, accepted: float, nodes: float, kept: float) -> None:
-        """One more step."""
+        """Add a step."""
         self.steps = kept * self.steps + 1
         self.accepted = kept * self.accepted + accepted
         self.nodes = kept * self.nodes + nodes
@@ -63,8 +63,8 @@ class Record:
         self._means: dict[tuple[Way, Context], Mean] = {}
 
     def mean(self, way: Way, context: Context, *, model: bool) -> tuple[float, float]:
-        """Accepted tokens and nodes per step of this way: from a guess to lone sequences to this size of batch, each
-        worth a few steps to the next.
+        """Mean accepted tokens and nodes per step of this way. A guess is the prior of lone sequences, whose mean is
+        the prior of this batch size; a prior weighs a few steps.
         """
         accepted, nodes = _ACCEPTED_BY_MATCH[context.match] + (_ACCEPTED_BY_MODEL if model else 0.0), _NODES
         for place in (context._replace(size=0), context) if context.size else (context,):
@@ -76,7 +76,7 @@ class Record:
         return accepted, nodes
 
     def ways(self) -> set[Way]:
-        """All that have been recorded."""
+        """All ways that have been recorded."""
         return {way for way, _ in self._means}
 
     def knows(self, way: Way, context: Context) -> bool:
@@ -84,7 +84,7 @@ class Record:
         return any((way, place) in self._means for place in (context, context._replace(size=0)))
 
     def add(self, way: Way, context: Context, accepted: float, nodes: int) -> None:
-        """A step that drafted so; or a burst, with what its rounds accepted on average."""
+        """Add a step that drafted this way; or a burst, with the mean acceptance of its rounds."""
         self._means.setdefault((way, context), Mean()).add(accepted, nodes, _KEPT_BY_ALL)
 
     def state(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class RequestRecord:
     def __init__(self, temp_class: int) -> None:
         self.temp_class = temp_class  # temperature class
         self._means: dict[tuple[Way, int], Mean] = {}  # by way and class of match
-        self.able: list[tuple[str, Part]] | None = None  # the drafters that it may use, once that was asked
+        self.able: list[tuple[str, Part]] | None = None  # the drafters that it may use, once they were looked up
         self.dropped = 0  # drafters that had failed on it by then
         self.options: Any = None  # its ways to draft, the situation that they hold for, and until which step
         self.tilts: dict[str, Tilt] = {}  # by origin
@@ -157,7 +157,7 @@ class RequestRecord:
         return (own.accepted + _START * start[0]) / steps, (own.nodes + _START * start[1]) / steps
 
     def add(self, way: Way, context: Context, accepted: float, nodes: float) -> None:
-        """A step that drafted so."""
+        """Add a step that drafted this way."""
         self._means.setdefault((way, context.match), Mean()).add(accepted, nodes, _KEPT_BY_REQUEST)
 
 

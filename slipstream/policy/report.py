@@ -17,7 +17,7 @@ class Scored(Protocol):
     """Gives the log-probabilities of a pass."""
 
     def logprobs(self, node: int, token: int, top: int, spell: Spell | None = None) -> Logprobs:
-        """Those of `token` and of the `top` likeliest tokens after `node`, of the raw distribution."""
+        """Log-probabilities of `token` and of the `top` likeliest tokens after `node`, of the raw distribution."""
         ...
 
 

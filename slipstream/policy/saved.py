@@ -24,7 +24,7 @@ log = logging.getLogger("slipstream")
 
 _FORMAT = 2
 SHIPPED = Path(__file__).parent / "shipped"
-_WORTH_SAVING_MS = 2000.0  # of decoding: less teaches little
+_WORTH_SAVING_MS = 2000.0  # milliseconds of decoding below which a state is not saved
 
 
 _COSTS = ("passes", "drafts")  # parts of a state, and of that of rounds, that depend on the machine

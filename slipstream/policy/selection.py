@@ -22,10 +22,10 @@ def selected(
     rows: int,
     drafted_ms: float,
 ) -> dict[Sequence, TokenTree]:
-    """Of all trees' nodes those that pay for their rows.
+    """The nodes of all trees that are worth their rows.
 
-    `rows`: that the pass has in any case; `drafted_ms`: what the drafts took. A draft that is tried keeps its likeliest
-    node at least: without one nothing would be learnt.
+    `rows`: those that the pass has in any case; `drafted_ms`: the time of the drafts. A draft that is tried keeps at
+    least its likeliest node: without one nothing would be learnt.
     """
     records = {sequence: record_of(sequence) for sequence in trees}
     survivals = {s: known.worth.survivals(tree, records[s].temp_class, records[s].tilts) for s, tree in trees.items()}

@@ -9,10 +9,11 @@ from slipstream.policy.record import Pending, Way
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
 
-_STEPS, _PLAIN_STEPS = 3, 7  # that a decision to draft and one not to draft hold
+_STEPS, _PLAIN_STEPS = 3, 7  # steps for which a decision to draft, and one not to draft, holds
 LITTLE_ROOM = 24  # tokens: near the end of an answer every draft is decided anew
 _LONG_MATCH = 3  # class of match
-# After so many plain decisions of a batch, signals are looked at every so many steps, and so often before the next one.
+# After so many plain decisions of a batch in a row, so many steps pass between two looks at signals; after so many
+# looks it is decided anew.
 _PLAIN_IN_A_ROW, _BLIND_STEPS, _LOOKS = 2, 10, 2
 
 
@@ -40,22 +41,22 @@ class Kept:
     def __post_init__(self) -> None:
         self._drafts = any(item.way for item in self.pending.values())
         steady = self.plain_in_a_row > _PLAIN_IN_A_ROW and not any(seen.certain for seen in self.signals)
-        # Steps in which it holds whatever may be new, after each look.
+        # Steps after each look at signals for which the decision holds, whatever the signals would say.
         self._blind = _BLIND_STEPS if steady and len(self.sequences) > 1 else 0
         self._blind_steps = self._blind
         self.steps = _STEPS if self._drafts else _LOOKS if self._blind else _PLAIN_STEPS  # left
         self._room = max(LITTLE_ROOM, *(plan.depth for plan in self.plans.values()))
 
     def holds_blindly(self, sequences: list[Sequence]) -> bool:
-        """Whether it holds without a look at signals: where drafting does not pay, even that costs too much."""
+        """Whether it holds without a look at signals: where drafting does not pay, even signals cost too much."""
         if self._blind_steps == 0 or sequences != self.sequences:
             return False
         self._blind_steps -= 1
         return True
 
     def holds(self, sequences: list[Sequence], signals: list[Signals]) -> bool:
-        """Whether these sequences are still in the same situation, for one more step: only longer matches in the text
-        are news, and what is certain.
+        """Whether these sequences are still in the same situation, for one more step. Only longer matches in the text
+        and tokens that a drafter is sure of make a new decision necessary.
         """
         if self.steps <= 0 or sequences != self.sequences:
             return False

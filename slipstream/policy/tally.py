@@ -58,7 +58,7 @@ class Tally:
 
 
 def left_to_smaller(tally: Tally, depth: int, share: float) -> float:
-    """Which part of the accepted nodes trees of `depth` levels would have had, with a `share` of the nodes.
+    """The fraction of the accepted nodes that trees of `depth` levels with a `share` of the nodes would have kept.
 
     They lack the least likely nodes.
     """

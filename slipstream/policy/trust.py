@@ -46,7 +46,7 @@ class ChainCost:
 
 
 class Trust:
-    """How long a match must be to be worth a chain: one token more after a burst that did not pay, else one less."""
+    """The shortest match that is worth a chain: one token longer after a burst that did not pay, else one shorter."""
 
     def __init__(self) -> None:
         self._more = 0  # tokens above the minimum
@@ -70,9 +70,9 @@ class Trust:
 
     @property
     def proved(self) -> bool:
-        """Whether it asks for a chain, and the last burst that it asked for paid."""
+        """Whether the sequence asks for a chain, and the last burst with chains that it asked for paid."""
         return self._asks and self._proved
 
     def begin(self, stats: Stats) -> None:
-        """A burst with chains begins. If only another sequence asked for it, nothing is learnt from it."""
+        """Note that a burst with chains begins. If only another sequence asked for it, nothing is learnt from it."""
         self._began = (stats.steps, stats.emitted) if self._asks else None

@@ -90,7 +90,7 @@ class Capture:
             self._warn("queue", "capture: records are dropped, the disk or the hook is too slow")
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write the records that wait, and end the thread."""
         if self._thread is not None:
             with suppress(queue.Full):
                 self._records.put(None, timeout=5.0)
@@ -122,7 +122,7 @@ class Capture:
             self._warn("disk", f"capture: {self._folder} cannot be written: {error.strerror or error}")
 
     def _redacted(self, record: Record, hook: Hook) -> Record | None:
-        """What the hook makes of a record, as token ids; None drops it."""
+        """The record that the hook returns, as token ids; None drops it."""
         tokenizer, shown = self._tokenizer, copy.deepcopy(record)
         texts = {}
         if tokenizer is not None:
@@ -140,7 +140,7 @@ class Capture:
             return None
 
     def _warn(self, kind: str, text: str) -> None:
-        """Say it once."""
+        """Log a warning once per kind of failure."""
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("%s", text)

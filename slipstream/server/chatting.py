@@ -49,7 +49,7 @@ async def _start(service: Service, body: ChatBody) -> ChatRun:
 
 
 def _sent(body: ChatBody) -> dict[str, str]:
-    """The fields of which parameters were made, where these have other names."""
+    """The names of the fields that parameters came from, where the two differ."""
     names = sent_form(body)
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"

@@ -1,4 +1,4 @@
-"""What an answer must look like, from the several ways in which clients say it."""
+"""Structured outputs of a request, from the several fields in which clients ask for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def constraints(body: SamplingBody) -> dict[str, Any] | None:
 def chat_constraints(
     body: SamplingBody, asked: ParserRequest, parsing: Parsing, tokenizer: Tokenizer
 ) -> dict[str, Any] | None:
-    """The same for a chat, where calls may be demanded, or be strict; it holds after the reasoning part."""
+    """`structured_outputs` of a chat, whose calls may be required or strict; they hold after the reasoning part."""
     wanted = constraints(body)
     special = {tokenizer.token(id) or "": id for id in tokenizer.special_ids}
     forced = parsing.grammar(asked, special)
@@ -43,7 +43,7 @@ def chat_constraints(
 
 
 def sent_form(body: SamplingBody) -> dict[str, str]:
-    """The field that `structured_outputs` were made of, if it is another one: that of errors about them."""
+    """The field that `structured_outputs` came from, if it has another name: errors about them name that field."""
     if body.structured_outputs is not None:
         return {}
     formatted = body.response_format is not None and body.response_format.type != "text"

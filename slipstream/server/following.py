@@ -118,7 +118,7 @@ class Follower:
         return {"usage": self.usage(), **self.counters()}
 
     def details(self, body: SamplingBody, said: Delta | Completion, place: int = 0) -> dict[str, Any]:
-        """What the client asked to know of the tokens: their ids, drafters and trees."""
+        """The details of tokens that the client asked for: their ids, drafters and trees."""
         found: dict[str, Any] = {}
         if body.return_token_ids or body.return_origins:
             found["token_ids"] = said.token_ids

@@ -1,4 +1,4 @@
-"""What every request passes first: the access log, keys, the size and type of its body. Plain ASGI: streams stay whole.
+"""ASGI middleware before all routes: access log, keys, size and type of bodies. Plain ASGI: streams are not buffered.
 
 The log has no body, no query and no header: prompts do not get into it.
 """

@@ -57,7 +57,7 @@ class Service:
         llm.warm_up()
         if self.capture is not None:
             self.capture.start(llm)
-        # What is there now stays: a full collection would look at all of it, which stops all streams for 100 ms.
+        # Objects made so far are kept. A full garbage collection would scan them and stop all streams for 100 ms.
         gc.collect()
         gc.freeze()
         self._llm = llm
@@ -77,7 +77,7 @@ class Service:
 
     @property
     def loaded(self) -> AsyncLLM | None:
-        """The engine, in whatever state."""
+        """The engine once it is loaded, in whatever state."""
         return self._llm
 
     @property

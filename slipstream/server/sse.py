@@ -1,4 +1,4 @@
-"""Responses that a client may leave, in one piece or as server-sent events. A client that leaves ends its request."""
+"""Responses in one piece or as server-sent events. If the client disconnects, its request is cancelled."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Rejection(Verifier):
 
 
 def try_children(tree: TokenTree, node: int, target: Distributions) -> tuple[int | None, torch.Tensor]:
-    """The accepted child, if there is one, and what was left of the target's distribution when it was tried."""
+    """The accepted child, if there is one, and the target's residual distribution at the time it was tried."""
     left = target.probabilities(node)
     q: torch.Tensor | None = None
     for child in tree.children(node):

@@ -124,7 +124,7 @@ def sweep(
 ) -> str:
     """Values over the values of a sweep, with intervals; `one`: with a line at 1.
 
-    `own`: what each setting took by itself, and its value; a ring, between the labels as far as their logarithms say.
+    `own`: the size that each setting chose by itself, and its value; a ring, placed between the labels by logarithm.
     """
     drawn = [each for each in series if points.get(each.name)]
     if not drawn or max(len(points[each.name]) for each in drawn) < 2:

@@ -70,7 +70,7 @@ def _points(
 
 
 def _by_itself(base: Json, setting: str) -> tuple[float, float] | None:
-    """The mean size of a setting's trees where none was given, steps without a draft included, and tokens per ms."""
+    """The mean tree size of a setting without a given size, steps without a draft included, and its tokens per ms."""
     total = base["figures"].get(setting, {}).get(ALL)
     if total is None or base["condition"]["nodes"] is not None or not total["step_ms"]:
         return None

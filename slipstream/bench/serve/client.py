@@ -1,7 +1,7 @@
 """A cheap HTTP client for streamed answers: it only stamps what arrives; reading it is left for after the run.
 
-The client shares its machine with the server it measures, so that every microsecond of it disturbs. Bytes are kept as
-they come with their times, and the end of a response is found without looking into it.
+The client shares its machine with the server it measures, so its own CPU time disturbs the measurement. Bytes are kept
+as they come, with their times, and the end of a response is found without parsing the events.
 """
 
 from __future__ import annotations

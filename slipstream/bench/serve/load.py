@@ -30,7 +30,7 @@ class Load:
 
 @dataclass
 class Offered:
-    """What came of a load."""
+    """The result of a load."""
 
     load: Load
     duration: float = 0.0  # seconds from the first request to the last answer

@@ -110,7 +110,7 @@ class Agreement:
         return float(found.mean())
 
     def by_root(self, layers: Sequence[int], *, rough: bool = False) -> list[Booleans]:
-        """Whether the drafts after the roots of each text are right, text after text."""
+        """Whether the drafts after the roots agree with the whole model, for all texts in order."""
         queries = [(opened, opened.roots[:: PART if rough else 1]) for opened in self._opened]
         right = []
         with torch.inference_mode():

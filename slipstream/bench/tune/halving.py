@@ -100,7 +100,7 @@ class Halving:
         ranked = list(settings)
         for number in range(rounds):
             now = time.monotonic()
-            # Rounds ask about as many prompts each, so that the first, which has most settings, is not the blindest.
+            # All rounds ask about as many prompts: else the first, with the most settings, would be the least precise.
             part = 1 / sum(2.0**-later for later in range(rounds - number))
             until = now + part * max(0.0, deadline - now)
             share = order[number * len(order) // rounds : (number + 1) * len(order) // rounds] or order

@@ -99,7 +99,7 @@ class _Run:
             raise
 
     def _answer_some(self, llm: LLM, waiting: deque[PromptLine], at_once: int, counter: Counter) -> None:
-        """Answer what waits, up to a line that the engine refuses; unfinished lines wait again."""
+        """Answer waiting lines, up to one that the engine refuses; unfinished lines wait again."""
         taken: list[PromptLine] = []
         finished: set[int] = set()
         try:

@@ -26,7 +26,7 @@ def open_llm(setup: EngineSetup) -> LLM:
 
 
 def open_async_llm(setup: EngineSetup, **more: Any) -> AsyncLLM:
-    """The same for asyncio; `more`: other arguments of the engine."""
+    """An `AsyncLLM` with its drafter, opened like `open_llm`; `more`: other arguments of the engine."""
     arguments = _arguments(setup)
     from slipstream.async_llm import AsyncLLM
 

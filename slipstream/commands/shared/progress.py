@@ -40,7 +40,7 @@ class Counter:
 
 
 def _bar(clock: bool = False) -> Any:
-    """A bar of rich, or None without rich; `clock`: of time, not of things."""
+    """A bar of rich, or None without rich; `clock`: it shows time, not a count."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

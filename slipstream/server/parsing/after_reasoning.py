@@ -1,4 +1,4 @@
-"""A grammar that begins where the reasoning part ends: what a model thinks is free, what it answers is not."""
+"""A grammar that begins where the reasoning part ends: the reasoning is free text, the answer is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between the deltas of one choice and its chunks on the wire.
+"""Parsers between the deltas of one choice and its chunks on the wire.
 
 The engine gives text; a parser splits it into content, reasoning and tool calls. One parser per choice, made by a
 `ParserFactory` when the request starts. Every parser holds back what may still become a marker, so the parts do not

@@ -12,7 +12,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class CallReader:
-    """Reads `{"name": ..., "arguments": {...}}`, the keys in any order, others ignored; `parameters` is as good.
+    """Reads `{"name": ..., "arguments": {...}}`, the keys in any order, others ignored; `parameters` is `arguments`.
 
     A call starts (`started`) when its name and the beginning of its arguments are known; from then on the arguments'
     own characters are passed on. `failed`: this is not a call, or no longer JSON. With a `name`, the text is that of

@@ -25,7 +25,7 @@ REASONING_STYLES = {
 
 
 def find_reasoning_style(template: str) -> str | None:
-    """The style that a chat template speaks of, by its end tag: some templates only cut the part from old turns."""
+    """The style whose end tag a chat template contains; some templates use it only to cut the part from old turns."""
     names = (name for name, style in REASONING_STYLES.items() if style.end in template)
     return next(names, None)
 

@@ -57,11 +57,11 @@ class ToolParser(Scanner):
 
     @abstractmethod
     def _after_marker(self) -> bool:
-        """Go on where the marker ends."""
+        """Continue after a marker."""
 
     @abstractmethod
     def _after_call(self) -> bool:
-        """Go on where a complete call ends."""
+        """Continue after a complete call."""
 
     def _advance(self) -> bool:
         if self.over:
@@ -111,7 +111,7 @@ class ToolParser(Scanner):
         self._raw = ""
 
     def _next_character(self) -> str:
-        """The next one that is not white space; empty if there is none yet."""
+        """The next character that is not white space; empty if there is none yet."""
         self._keep(len(self._rest) - len(self._rest.lstrip()))
         return self._rest[:1]
 
@@ -146,7 +146,7 @@ class ToolParser(Scanner):
         return bool(self._rest)
 
     def _no_call(self) -> bool:
-        """Nothing came of it: the marker (or one character) is content, and the rest is read again."""
+        """Handle a marker without a call: the marker (or one character) is content, and the rest is read again."""
         space = len(self._raw) - len(self._raw.lstrip())
         sure = space + (len(self.marker) if self._raw.startswith(self.marker, space) else 1)
         self._rest, self._raw = self._raw + self._rest, ""

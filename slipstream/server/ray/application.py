@@ -16,9 +16,9 @@ from slipstream.server.ray.router import PrefixRouter
 _HEALTH_S = 2.0  # between two checks: how long a replica that is lost goes unnoticed while nobody asks it
 _HEALTH_TIMEOUT_S = 30.0
 _STATS_S = 1.0
-_FRONT_CPUS = 0.1  # it passes bytes on
+_FRONT_CPUS = 0.1  # a front only forwards bytes
 _FRONT_REQUESTS = 10_000
-_LAST_WORDS_S = 10.0  # after the end of a replica that was cut off: the front tells its clients
+_LAST_WORDS_S = 10.0  # after a replica was cut off: time for the front to send its clients an error
 
 
 def build(args: dict[str, Any]) -> Application:

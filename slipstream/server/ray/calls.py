@@ -1,4 +1,4 @@
-"""What the front and a replica tell each other."""
+"""The messages between the front and a replica."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Forwarded(Response):
             self._events += message.get("body", b"").count(b"\n\n")
 
     async def _end(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        """As a response, or as the last event of a stream that has begun."""
+        """Send the error as a response, or as the last event of a stream that has begun."""
         if self._type is None:
             await JsonResponse(error.wire, error.status_code, error.headers)(scope, receive, send)
         elif self._type.startswith(b"text/event-stream"):

@@ -1,6 +1,6 @@
 """The front: takes requests over HTTP and sends each to a replica.
 
-It runs no model, so a replica that is lost takes nobody else's request with it.
+It runs no model, so a lost replica loses no requests but its own.
 """
 
 # Ray copies this class, as it is when it is decorated, to other processes: all that it uses stands above it, and its
@@ -28,7 +28,7 @@ api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
 @serve.ingress(api)
 class Front:
-    """Every route but those that ask all replicas."""
+    """The HTTP front of all replicas."""
 
     def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
         self._replicas = replicas
@@ -47,13 +47,13 @@ class Front:
 
     @api.api_route("/{path:path}", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"])
     async def forward(self, request: Request) -> Response:
-        """To a replica; what is to be refused, it refuses."""
+        """Forward any other request to a replica, which also refuses invalid ones."""
         body = await self._body(request)
         found = prefixes_of(body) if len(body) < _LARGE else await asyncio.to_thread(prefixes_of, body)
         return Forwarded(self._answers, Call.of(request.scope, body, found))
 
     async def _body(self, request: Request) -> bytes:
-        """The body, or so much of one that is too large that the replica sees it."""
+        """The body; of one that is too large, only enough for the replica to see that it is."""
         parts, size = [], 0
         async for part in request.stream():
             parts.append(part)
@@ -63,6 +63,6 @@ class Front:
         return b"".join(parts)
 
     async def _all(self, method: str) -> list[Any]:
-        """What all replicas answer; one that just ended does not count."""
+        """The answers of all replicas; replicas that just ended are left out."""
         answers = await self._replicas.broadcast(method).results_async(timeout_s=_ALL_S, return_exceptions=True)
         return [answer for answer in answers if not isinstance(answer, BaseException)]

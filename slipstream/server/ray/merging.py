@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def merged(pages: Iterable[tuple[str, bytes]]) -> bytes:
-    """One page of (replica, page)."""
+    """One page from pairs (replica, page)."""
     families: dict[str, Metric] = {}
     for replica, page in pages:
         for family in text_string_to_metric_families(page.decode()):
@@ -23,11 +23,11 @@ def merged(pages: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 class _Collected:
-    """What a registry asks for metrics that others have counted."""
+    """A collector of metrics that the replicas have counted, for a registry."""
 
     def __init__(self, families: dict[str, Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Any]:
-        """All of them."""
+        """All metric families."""
         yield from self._families.values()

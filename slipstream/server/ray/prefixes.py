@@ -1,6 +1,6 @@
 """How conversations begin, told by hashes: the same beginning has the same keys in every process.
 
-Texts are compared, not tokens: who routes a request has no tokenizer.
+Texts are compared, not tokens: a router has no tokenizer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PrefixTable:
         self._total = 0
 
     def add(self, prefixes: list[Prefix]) -> None:
-        """Note a request. Of one conversation the end goes first, as pages do."""
+        """Add the beginnings of a request. The end of a conversation is evicted first, as with KV cache pages."""
         starts = [0, *(prefix.length for prefix in prefixes)]
         for start, (key, length) in reversed(list(zip(starts, prefixes, strict=False))):
             self._total += length - start - self._lengths.pop(key, 0)

@@ -18,12 +18,12 @@ from slipstream.server.ray.calls import Call
 from slipstream.server.ray.prefixes import PrefixTable
 from slipstream.server.service import Service
 
-_CHARACTERS = 4  # of a token, about: how much text a cache holds
+_CHARACTERS = 4  # characters per token, roughly: says how much text a cache holds
 _PUBLISHED = 2048  # keys
 
 
 class Replica:
-    """Answers calls. Ray Serve asks it whether it is well, and what it holds."""
+    """Answers calls. Ray Serve asks for its health, and for what its cache holds."""
 
     def __init__(self, arguments: Arguments) -> None:
         self._service = Service(arguments.server, lambda: AsyncLLM(arguments.model, **arguments.engine))
@@ -62,14 +62,14 @@ class Replica:
     # -- what Ray Serve asks for --------------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Raises if the engine is dead; does not return if it hangs, which Ray Serve gives it 30 seconds for."""
+        """Raises if the engine is dead; does not return if the engine hangs: Ray Serve waits 30 seconds."""
         llm = self._service.loaded
         if llm is None or not llm.alive:
             raise EngineClosed("the engine failed and could not be made anew")
         await llm.status()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """What it holds, for routers: keys of beginnings. An engine that was made anew holds nothing."""
+        """Keys of the beginnings in this replica's cache, for routers; none after the engine was made anew."""
         status = await self._service.llm.status()
         if status.restarts != self._restarts:
             self._restarts = status.restarts
@@ -77,13 +77,13 @@ class Replica:
         return {"prefixes": self._held.packed(_PUBLISHED)}
 
     def __del__(self) -> None:
-        """After the drain."""
+        """Close the service after the drain."""
         self._service.close()
 
     # -- what the front asks of all replicas --------------------------------------------------------------------------
 
     async def metrics(self) -> tuple[str, bytes]:
-        """Who it is, and the text of `/metrics`."""
+        """The replica's id, and the text of its `/metrics`."""
         page = self._service.metrics.render(await self._service.llm.status(), self._service.active)
         return serve.get_replica_context().replica_id.unique_id, page
 
@@ -93,7 +93,7 @@ class Replica:
 
 
 async def _together(ready: asyncio.Queue[Message | None]) -> AsyncGenerator[list[Message], None]:
-    """What there is, as soon as there is something; None is the end."""
+    """All messages that are ready, as soon as there is one; None is the end."""
     over = False
     while not over:
         found = [await ready.get()]

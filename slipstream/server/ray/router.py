@@ -15,8 +15,8 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 from slipstream.server.ray.calls import Call
 from slipstream.server.ray.prefixes import Prefix, longest, unpacked
 
-_CHOSEN_S = 1.0  # that a request may take from the choice to the replica
-_UNPUBLISHED_S = 10.0  # after which a key that is not published is believed to be gone
+_CHOSEN_S = 1.0  # seconds that a request may take from the choice of a replica to its arrival there
+_UNPUBLISHED_S = 10.0  # seconds after which a key that is not published counts as evicted
 _MOST_UNPUBLISHED = 4096  # keys of a replica
 
 
@@ -26,16 +26,16 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def initialize_state(self, request_weight: int = 256) -> None:
         """`request_weight`: characters that one more running request is worth."""
         self._weight = request_weight
-        self._chosen: dict[str, tuple[ReplicaID, float]] = {}  # request -> where it is about to go, and since when
-        self._running: Counter[ReplicaID] = Counter()  # sent by this front
-        self._reading: dict[str, list[Prefix]] = {}  # what each of those requests has a replica read
-        self._sent: defaultdict[ReplicaID, dict[int, float]] = defaultdict(dict)  # key -> when
+        self._chosen: dict[str, tuple[ReplicaID, float]] = {}  # request -> chosen replica, and when it was chosen
+        self._running: Counter[ReplicaID] = Counter()  # requests that this front sent
+        self._reading: dict[str, list[Prefix]] = {}  # the prefixes of each of those requests
+        self._sent: defaultdict[ReplicaID, dict[int, float]] = defaultdict(dict)  # key -> when it was sent
         self._published: dict[ReplicaID, tuple[bytes, frozenset[int]]] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """All of them, the best one first; ties in random order."""
+        """All replicas, the best one first; ties in random order."""
         prefixes = _prefixes(pending_request)
         since = time.monotonic() - _CHOSEN_S
         self._chosen = {request: chosen for request, chosen in self._chosen.items() if chosen[1] > since}
@@ -52,7 +52,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         return [[replica] for replica in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """The replica has it: what it reads now will be held there."""
+        """Note that the replica has the request: the prompt that it reads will be in its cache."""
         request = pending_request.metadata.internal_request_id
         self._chosen.pop(request, None)
         self._running[replica_id] += 1
@@ -60,12 +60,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._note(replica_id, self._reading[request])
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It is over, in whatever way. An answer in one piece is published from now on."""
+        """Note that the request has ended, whatever the reason: the replica holds its prompt from now on."""
         self._running[replica_id] = max(0, self._running[replica_id] - 1)
         self._note(replica_id, self._reading.pop(internal_request_id, []))
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Replicas came or went."""
+        """Forget the replicas that are gone."""
         super().update_replicas(replicas)
         here = {replica.replica_id for replica in replicas}
         for table in (self._running, self._sent, self._published):
@@ -73,7 +73,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
                 del table[gone]
 
     def _note(self, replica_id: ReplicaID, prefixes: list[Prefix]) -> None:
-        """The replica holds these for now, whether it publishes them or not."""
+        """Note that the replica holds these prefixes for now, whether it publishes them or not."""
         sent, now = self._sent[replica_id], time.monotonic()
         for prefix in prefixes:
             sent.pop(prefix.key, None)
@@ -82,7 +82,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             del sent[next(iter(sent))]
 
     def _load(self, replica_id: ReplicaID) -> int:
-        """Requests that run there, those of other fronts included where Ray Serve has asked lately."""
+        """Requests that run on the replica; includes those of other fronts if Ray Serve has asked it lately."""
         running: int = max(self._running[replica_id], self.replica_queue_len_cache.get(replica_id) or 0)
         return running + [chosen for chosen, _ in self._chosen.values()].count(replica_id)
 

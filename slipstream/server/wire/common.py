@@ -94,7 +94,7 @@ class TokenChoice(Body):
 
 
 class SamplingBody(TokenChoice):
-    """The same for chats and completions, and what is reported with an answer."""
+    """How tokens are chosen in chats and completions, and what is reported with an answer."""
 
     n: int | None = None
     max_tokens: int | None = None
