@@ -5,11 +5,11 @@ GPU_PYTHON ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Many small matrix products, and a process for each core: one thread in each, also in what the tests start themselves,
+# Many small GEMMs, and a process for each core: one thread in each, also in processes that tests start themselves,
 # and where a test asks for more, threads that sleep while they wait instead of spinning.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
-# Each process has its share of the tests, in order; who is done first takes over from the end of what another has left.
+# Each process runs its share of the tests in order; one that is done takes tests from the end of another's share.
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal --durations=8
 # Rooms and files that need no model of more than a few layers, and little time.
 QUICK := tests/test_layout.py tests/test_surface.py tests/test_readme.py tests/nouns tests/text tests/attention tests/gpu \
