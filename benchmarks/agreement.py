@@ -1,12 +1,12 @@
-"""Does `slipstream bench` say what other programs say on their prompts? The default model, one process, 10 minutes.
+"""Compares `slipstream bench` with `benchmarks.trained` and `slipstream demo` on the prompts of those programs.
 
     python -m benchmarks.agreement [--speculate suffix+eagle3] [--minutes 10] [--each 8] [--tokens 96] [--threads 2]
 
-The questions of `benchmarks.trained` and the prompts of `slipstream demo` are answered by those programs, and then by
-the bench. Compared are the decode speed-up of `trained`, and of `demo` its decode speed-up and the time from arrival
-to last token. Looping answers, which a bench keeps apart, are among them. Intervals are 95% by a bootstrap over
-prompts. That of the two figures' ratio is paired: what a prompt is like cancels. They agree if it comes within 2% of 1:
-the two are not measured at the same time.
+One process, the default model, 10 minutes. Each program answers its own prompts, and then the bench answers them. For
+`trained` the decode speed-up is compared; for `demo` the decode speed-up and the speed-up from arrival to last token.
+Looping answers, which the bench reports separately, are included. Intervals are 95% by a bootstrap over prompts. The
+interval of the ratio of two figures is paired, so differences between prompts cancel. Two figures agree if that
+interval comes within 2% of 1, because they are not measured at the same time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from slipstream.commands.demo_prompts import PROMPTS
 from slipstream.drafters.registry import parse_speculate
 from slipstream.types import Stats
 
-_DEMO_TOKENS = 128  # as `slipstream demo` has them
+_DEMO_TOKENS = 128  # the default of `slipstream demo`
 _PRECISION = 0.01
-_DRIFT = 0.02  # of a speed-up between two programs that run one after the other
+_DRIFT = 0.02  # tolerated drift of a speed-up between two programs that run one after the other
 _SHARES = 0.75, 0.95  # parts of the time after which the questions, then the demo's prompts, are done
 
 Times = Mapping[str, Mapping[int, tuple[float, float]]]  # setting -> prompt -> tokens, ms
@@ -49,11 +49,11 @@ class Agreement(NamedTuple):
     what: str
     own: Interval
     bench: Interval
-    ratio: Interval  # the bench's over the program's own
+    ratio: Interval  # the bench's figure over the program's own
 
     @property
     def agree(self) -> bool:
-        """Whether chance, and what a machine changes from minute to minute, may be the whole difference."""
+        """Whether noise, and the machine's drift from minute to minute, can explain the difference."""
         low, high = self.ratio.low, self.ratio.high
         return low is not None and high is not None and low <= 1 + _DRIFT and high >= 1 - _DRIFT
 

@@ -64,7 +64,7 @@ class Random(Bad):
 
 
 class Sleeps(Bad):
-    """Random tokens, late."""
+    """Random tokens after a delay."""
 
     name = "sleeps"
 
@@ -117,13 +117,13 @@ class Row:
     tokens: int
     ms: float
     planted_ms: float
-    steps: int  # that asked the planted drafter
+    steps: int  # steps that asked the planted drafter
     faults: int
     same: bool
 
 
 def install(folder: Path) -> None:
-    """A package with the planted drafters."""
+    """Install a package with the planted drafters."""
     metadata = folder / "bad_drafters-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-drafters\nVersion: 1\n")

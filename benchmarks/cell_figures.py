@@ -1,12 +1,12 @@
 """Speed-ups over plain decoding from rows of `cells.py`, with two intervals (95%).
 
-*timing* is for these prompts on this machine: what another measurement would give. What was asked together (one
-prompt, or a batch) is a unit, and the scatter of a unit's rounds around its own mean is the noise, pooled over units:
-16 prompts and two rounds have 16 degrees of freedom, where two sums, one of each round, would have one. A cell of few
-units takes the scatter of its peers, the cells of the same weights and batch. If the sums of whole rounds scatter more
-than units do, their scatter counts: then something moved a whole round, of which two rounds say little.
+*timing* holds for repeated measurements of these prompts on this machine. A unit is what was asked together (one
+prompt, or a batch). The noise is the scatter of a unit's rounds around its own mean, pooled over units: 16 prompts and
+two rounds have 16 degrees of freedom, where two sums, one of each round, would have one. A cell of few units takes the
+scatter of its peers, the cells of the same weights and batch. If the sums of whole rounds scatter more than units do,
+the larger scatter is used: then something slowed a whole round, and two rounds say little about that.
 
-*prompts* is for other prompts of the kind: a bootstrap over prompts, cell by cell.
+*prompts* holds for other prompts of the same kind: a bootstrap over prompts, cell by cell.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Figure(NamedTuple):
 
     value: float
     timing: float | None  # half the width of the interval, as a logarithm; None with one round
-    low: float | None  # of the interval over prompts
+    low: float | None  # ends of the interval over prompts
     high: float | None
-    ttft: float  # sum over sum
+    ttft: float  # sum of TTFTs over the sum of plain decoding's
     ttft_medians: float
     throughput: float  # tokens over the time of all, over that of plain decoding
     tokens_per_second: float
@@ -91,7 +91,7 @@ class Noise(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """What was asked together: its share of all time, and its scatter over rounds (logarithms, over the share)."""
+    """One prompt or batch: its share of all time, and its scatter over rounds (logarithms, over the share)."""
 
     share: float
     scatter: dict[int, float]  # by round
@@ -102,7 +102,7 @@ class _Unit(NamedTuple):
 
 
 def timing_noise(rows: Sequence[Row], peers: Sequence[Row] = ()) -> Noise | None:
-    """What repetition tells of the noise of a speed-up; None if nothing was repeated."""
+    """The noise of a speed-up, estimated from repetitions; None if nothing was repeated."""
     units = _units(rows)
     known = units
     if sum(unit.freedom for unit in units) < _FREEDOM:

@@ -1,8 +1,8 @@
 """Answers of several settings, each beside the answer of plain decoding: what is measured, and the file it is kept in.
 
-What a cell is: a kind of prompt, a temperature, a batch size and a format of weights. Every row holds the times of a
-setting and those of the plain answer of the same visit, so that a setting which is added later has a plain one of its
-own, measured seconds before or after it.
+A cell is a kind of prompt, a temperature, a batch size and a format of weights. Every row holds the times of a setting
+and those of the plain answer of the same visit, so that a setting which is added later has a plain one of its own,
+measured seconds before or after it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slipstream.bench.prompts import BenchPrompt
 from slipstream.bench.schedule import PLAIN
 from slipstream.policy import saved
 
-LIBRARY = " (library)"  # behind the name of weights that were measured without kernels of our own
+LIBRARY = " (library)"  # after the name of weights that were measured without our own kernels
 _WARM_UP = "Write a function that adds two numbers, and explain it."
 
 
 class Cell(NamedTuple):
-    """What is decided about: never slower, here."""
+    """The conditions of a measurement; speed-ups are judged cell by cell."""
 
     weights: str
     batch: int
@@ -63,7 +63,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What need not be measured again."""
+        """The key of a measurement: a row with this key need not be measured again."""
         return self.cell, self.prompt, self.round, self.setting
 
 
@@ -84,14 +84,14 @@ class Measurement:
         self._encoder = Encoder(llm.get_tokenizer())
 
     def warm_up(self, settings: list[str], batch: int = 1) -> None:
-        """Memory is touched and programs are compiled before anything is measured."""
+        """Warm up: touch memory and compile programs before anything is measured."""
         for setting in (PLAIN, *settings):
             for temperature in (0.0, 1.0):
                 how = SamplingParams(temperature=temperature, seed=0, max_tokens=8, speculate=setting)
                 self._llm.chat([[{"role": "user", "content": _WARM_UP}]] * batch, [how] * batch)
 
     def practise(self, setting: str, group: list[BenchPrompt]) -> None:
-        """Answers that nobody counts, for a setting that learns."""
+        """Answers that are not counted, for a setting that learns."""
         self._answers(Cell("", 1, 0.0, ""), group, setting)
 
     def rows(self, cell: Cell, group: list[BenchPrompt], round_: int, settings: list[str], turn: int) -> list[Row]:
@@ -163,7 +163,7 @@ def append(path: Path, rows: list[Row]) -> None:
 
 
 def load(path: Path) -> list[Row]:
-    """What was measured so far; of two rows about the same the later one counts."""
+    """What was measured so far; of two rows with the same key the later one counts."""
     return list({row.key: row for row in _lines(path)}.values())
 
 

@@ -1,4 +1,4 @@
-"""What the client of `slipstream bench --url` costs: a server that only sleeps, in a process of its own.
+"""Measures the CPU cost of the client of `slipstream bench --url`: its server only sleeps, in another process.
 
     python -m benchmarks.client [--streams 16] [--rate 30] [--tokens 300]
 

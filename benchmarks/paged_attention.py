@@ -178,7 +178,7 @@ def every_shape() -> list[Case]:
 
 
 def milliseconds(attention: PagedAttention, q: torch.Tensor, layers: list[LayerStore]) -> float:
-    """Of one call without launches: a graph over several layers, so that the GPU's cache does not hold the K/V."""
+    """Time of one call without launches: a graph over several layers, so that the GPU's cache does not hold the K/V."""
     for layer in layers:
         attention(q, layer, None)
     graph = torch.cuda.CUDAGraph()

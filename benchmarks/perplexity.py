@@ -31,7 +31,7 @@ _STORE = "text"
 
 @torch.inference_mode()
 def perplexity(model: Model, ids: list[int]) -> float:
-    """Of all tokens but the first."""
+    """The perplexity of all tokens but the first."""
     cache = PagedCache(-(-len(ids) // PAGE_SIZE) + 1)
     model.add_store(cache, _STORE)
     table = cache.open([])

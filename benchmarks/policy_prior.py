@@ -1,4 +1,4 @@
-"""Makes what ships as the policy's start for the built-in model: what drafts were worth, and no costs.
+"""Makes the policy's prior that ships for the built-in model: how often drafts were accepted, without costs.
 
     python -m benchmarks.policy_prior [--model smollm2-135m] [--each 4] [--tokens 64]
 
@@ -31,7 +31,7 @@ _MOST = 128.0  # counts of a class that ship: a user's own texts soon outweigh t
 def learnt(model: str, each: int, tokens: int) -> tuple[str, dict[str, Any]]:
     """The fingerprint of the model, and what its policy has learnt from the prompts."""
     llm = LLM(model, quantize="int8", speculate="auto", cache_tokens=32_768)
-    llm.engine.set_runners()  # with a policy that knows nothing
+    llm.engine.set_runners()  # with a policy without a prior
     policy = llm.engine.policy
     encoder = Encoder(llm.get_tokenizer())
     others = dict.fromkeys(prompt.category for prompt in workload() if prompt.category not in KINDS)
@@ -46,7 +46,7 @@ def learnt(model: str, each: int, tokens: int) -> tuple[str, dict[str, Any]]:
 
 
 def _lighter(counts: list[list[list[float]]]) -> list[list[list[float]]]:
-    """The same rates of acceptance, from fewer nodes."""
+    """The same acceptance rates with smaller counts."""
     return [
         [[round(number * min(1.0, _MOST / max(offered, 1.0)), 1) for number in (offered, accepted)]
          for offered, accepted in bins]

@@ -3,7 +3,7 @@
     python -m benchmarks.policy_trace [--quantize int8] [--drafters eagle3] [--threads 2]
 
 The target is made to say a given text, so that every machine sees the same one: the verifier accepts what the text
-says. Passes, drafts and their costs are real; what the policy learns starts with what ships, and is not kept. It
+says. Passes, drafts and their costs are real; the policy starts from the prior that ships and saves nothing. It
 *follows* into code when it chooses (tries do not count) to draft from a match of five or more tokens, the free signal,
 counted from the first step that has one; it follows into prose with the first step in which it chooses not to draft.
 
@@ -69,7 +69,7 @@ _QUESTION = "Tell a story about a baker who keeps her books by hand, and show th
 
 
 class _Scripted(Verifier):
-    """Accepts what a text says."""
+    """A verifier that accepts the tokens of a given text."""
 
     name = "scripted"
     uses_draws = False
@@ -109,7 +109,7 @@ class Part(NamedTuple):
 
     @property
     def followed(self) -> int | None:
-        """After how many steps the policy did what suits the part; None: never."""
+        """The number of steps until the policy followed into this part; None: it never did."""
         if not self.repeats:
             return _first(made.drafters == () and not made.probe for made in self.decisions)
         begun = _first(made.matched >= _LONG_MATCH for made in self.decisions)
@@ -119,7 +119,7 @@ class Part(NamedTuple):
 
     @property
     def letters(self) -> str:
-        """One for each step."""
+        """A letter for each step."""
         return "".join(_letter(made) for made in self.decisions)
 
 

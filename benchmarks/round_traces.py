@@ -2,8 +2,8 @@
 
     python -m benchmarks.round_traces suffix+eagle3:nodes=63,depth=6 --questions question.jsonl -o traces.jsonl
 
-Speeds mean nothing there, trees do: a body has those of its small model (docs/bodies.md). Trees have to be given as a
-GPU has them: `slipstream drafters NAME` prints its defaults.
+The speeds in such a trace mean nothing; the trees do: a body has those of its small model (docs/bodies.md). Name the
+tree sizes that a GPU uses: `slipstream drafters NAME` prints its defaults.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from slipstream.server.run import allow_connections
 
 SUBJECTS = ["rivers", "the moon", "bread", "a small town", "numbers", "the sea", "an old clock", "trains"]
 FORMS = ["Write a short story about {}.", "List facts about {}.", "Why do people like {}?", "Explain {} to a child."]
-MOST_GROWTH = 0.02  # of memory, over the second half of the rounds
+MOST_GROWTH = 0.02  # tolerated growth of memory over the second half of the rounds
 PROMPTS = [form.format(subject) for form in FORMS for subject in SUBJECTS]
 
 
@@ -63,7 +63,7 @@ class Job:
 
 
 def jobs(count: int, most: int, leaving: float) -> list[Job]:
-    """Requests of mixed length, of which some are left at random."""
+    """Requests of mixed length; the clients of some disconnect at random."""
     chooser = random.Random(7)
     return [
         Job(
@@ -223,12 +223,12 @@ def load(port: int, process: int, llm: LLM, wanted: list[Job], rounds: int) -> l
 
 
 def growth(memory: list[float]) -> float:
-    """From the half of the rounds to the end."""
+    """The growth of memory from half of the rounds to the end."""
     return memory[-1] / memory[len(memory) // 2] - 1
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Of the rounds."""
+    """The spread over the rounds: least, median and most."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 

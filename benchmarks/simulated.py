@@ -1,11 +1,11 @@
-"""`slipstream simulate` against a real run: what it says of every condition that was measured, and how far off it is.
+"""Compares `slipstream simulate` with a real run: its prediction for every condition that was measured, and its error.
 
     slipstream bench --minutes 6 --speculate suffix --speculate suffix+eagle3 --batch 1,4 --context 256,1024 \
         --trace trace.jsonl -o out
     python -m benchmarks.simulated out/results.json trace.jsonl [--costs TABLE] [--json FILE]
 
 Traces are of the base condition alone; the other conditions are predicted from them. Speeds are tokens over time from
-arrival to last token, times the requests at once, over all prompts that the condition has answered.
+arrival to last token, times the concurrent requests, over all prompts that were answered under the condition.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""`slipstream simulate` against figures of a GPU that is not at hand: a file of what was measured there, and traces.
+"""Compares `slipstream simulate` with figures that were measured on a GPU elsewhere, from a file of them and traces.
 
     python -m benchmarks.simulated_rounds benchmarks/h200.json TRACES [TRACES ...] [--costs h200-8b] [--json FILE]
 
-A body computes what the small model computes, so the traces of a small model on a CPU are a body's too, but for
+A body computes what the small model computes, so the traces of a small model on a CPU hold for a body, too, except for
 near-ties (docs/bodies.md). `benchmarks/round_traces.py` records them with the trees of device rounds. Three kinds of
-runs are played as `benchmarks.gpu` times them: answers one by one, and batches of answers from the last first token to
-the first end; batches whose places are filled again, with prompts that are in the cache, from the first arrival on.
+runs are replayed as `benchmarks.gpu` times them: answers one by one; static batches, timed from the moment when every
+answer has its first token until the first answer ends; and batches whose free slots are filled with new requests, whose
+prompts are in the cache, timed from the first arrival on.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def compared(measured: dict[str, Any], answers: Sequence[TracedAnswer], costs: C
 
 
 class _Way(NamedTuple):
-    """How traced answers are given."""
+    """A way to replay traced answers: plainly, or with a drafter and a tree size."""
 
     drafter: str
     answers: list[TracedAnswer]
     nodes: int | None = None
 
     def answer(self, traced: TracedAnswer, tokens: int | None) -> Recorded:
-        """With what is left of its prompt when it was asked before."""
+        """The answer as recorded, with only the prompt tokens that the prefix cache does not hold."""
         plain = self.drafter == PLAIN
         found = plainly(traced, tokens=tokens) if plain else recorded(traced, self.nodes, tokens=tokens)
         return found._replace(prompt=1 + (traced.prompt_tokens - 1) % PAGE_SIZE)
@@ -90,7 +91,7 @@ def _one_by_one(way: _Way, costs: CostTable) -> list[Played]:
 
 
 def _run(way: _Way, lengths: Sequence[int], batch: int, costs: CostTable) -> Played:
-    """Answers of these lengths, to the same questions over and over."""
+    """A batch of answers of these lengths; the questions repeat."""
     traced = islice(cycle(way.answers), len(lengths))
     found = [way.answer(each, tokens) for each, tokens in zip(traced, lengths, strict=True)]
     return play(found, batch, costs, way.drafter, usual_nodes(found))
@@ -101,7 +102,7 @@ def _decoding(runs: Sequence[Played]) -> float:
 
 
 def _methods(setting: str) -> str:
-    """Without options."""
+    """The drafters of a setting, without options."""
     return "+".join(part.partition(":")[0] for part in setting.split("+"))
 
 

@@ -1,11 +1,11 @@
-"""Does `slipstream bench` find a slowdown, and nothing where there is none? Three runs on the default model.
+"""Checks that `slipstream bench` finds a planted slowdown, and none without one: three runs on the default model.
 
     python -m benchmarks.slowdown [--speculate suffix+eagle3] [--minutes 3] [--part 0.1] [--busy 0] [--threads 2]
                                   [--output DIR]
 
 The first two runs are the same; in the third each step of the drafted setting takes 10% (`--part`) longer, by a sleep
-in its draft. `--busy 2` lets so many endless loops run beside all of them. Both `bench compare` are printed. It fails
-unless the speed-ups of the first two overlap in their intervals, and the third is found to gain less than the first.
+in its draft. `--busy 2` runs two busy processes beside all of them. Both outputs of `bench compare` are printed. It
+fails unless the intervals of the first two speed-ups overlap, and the third speed-up is found to be below the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOP = "while True: pass"
 
 
 def plant(setting: str, part: float) -> None:
-    """Make each step of a setting take so much longer: a draft sleeps a part of the time since the one before it."""
+    """Make each step of a setting longer by `part`: a draft sleeps that share of the time since the previous one."""
     spec = parse_speculate(setting)
     kind: Any = drafter_class(spec.method).resolve_class(spec.options)
     propose, before, ended = kind.propose, tuple[Any, ...](), 0.0
@@ -49,7 +49,7 @@ def plant(setting: str, part: float) -> None:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many other programs that want the processor."""
+    """Run `count` busy processes beside the measurement."""
     loops = [subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(count)]
     try:
         yield

@@ -1,7 +1,7 @@
 """Where the weights of a small model are in a big one, and what surrounds them.
 
 The small model's hidden state is the first part of the big one's; zeros follow, and at the very end a few *signals*
-that no weight of the small model reads. Weights that read zeros, or write what is never read, are random: products with
+that no weight of the small model reads. Weights that read zeros, or write what is never read, are random: GEMMs with
 zeros could be suspected of being cheaper.
 """
 

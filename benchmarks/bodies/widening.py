@@ -165,7 +165,7 @@ class _Widening:
         return self._place.reads(name, weight, len(weight), torch.arange(len(weight)))
 
     def _linked(self, name: str, weight: torch.Tensor) -> torch.Tensor:
-        """The same after a norm without a weight that could compensate the width."""
+        """A hidden state -> anything else, after a norm without a weight that could compensate the width."""
         return self._read(name, weight * self._place.root)
 
     def _of_layer(self, name: str, weight: torch.Tensor, narrow: HeadLayer, wide: nn.Module) -> torch.Tensor:

@@ -185,7 +185,7 @@ class Run:
             self.note("served", served.served(self.llm, spec, load, prompts, how, at_once, passes))
 
     def shapes(self) -> None:
-        """What the policy picks from."""
+        """The shapes of rounds that the policy picks from."""
         for spec, batch in itertools.product(self.decided, (1, 4, 16, 64)):
             self.note("shapes", steps.step(self.llm, "none", 256, batch))
             self.llm.use(spec)

@@ -30,10 +30,10 @@ class Answered:
     draft_ms: float | None = None  # of a step: device time of this half after as much context
     verify_ms: float | None = None
     rest_ms: float | None = None  # wall clock minus both: the host, and waiting for it
-    gb_per_s: float | None = None  # of the target's weights; a step reads them once
+    gb_per_s: float | None = None  # bandwidth of the target's weights; a step reads them once
 
     def beside(self, halves: Step | None, weights: int) -> Answered:
-        """With the parts of a step, if known, and the bytes of weights that a row reads."""
+        """This row with the parts of a step, if known, and the bytes of weights that a row reads."""
         speed = weights / self.step_ms / 1e6
         if halves is None:
             return replace(self, gb_per_s=speed)

@@ -57,5 +57,5 @@ def table_of(found: Found, machine: str, arguments: list[str]) -> CostTable:
 
 
 def _name(spec: str) -> str:
-    """Without options."""
+    """The drafters of a spec, without options."""
     return "+".join(part.partition(":")[0] for part in spec.split("+"))

@@ -13,7 +13,7 @@ from slipstream.models.layers.gpu_mixture import GroupedMixture
 from slipstream.models.layers.linear import Linear, PlainLinear
 from slipstream.models.layers.mlp import MLP, DenseMLP
 
-Product = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # and its input
+Product = tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]  # a GEMM, and its input
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Floor:
 
     rows: int
     ms: float
-    gb_per_s: float  # of weights read
+    gb_per_s: float  # bandwidth of reading the weights
 
 
 def floor(model: Decoder, rows: int) -> Floor:

@@ -18,7 +18,7 @@ from slipstream.engine.extras import Level
 from slipstream.policy.sizes import TREE_ROUNDS
 from slipstream.sequence import Sequence
 
-_ROUNDS = 16  # timed
+_ROUNDS = 16  # timed rounds
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}
 
 
@@ -61,7 +61,7 @@ class Standing:
 def standing(
     llm: LLM, drafter: str, context: int, batch: int = 1, kind: Mapping[str, Any] = GREEDY, shape: int = 0
 ) -> Iterator[Standing]:
-    """Rounds after `context` tokens. `kind`: how the requests sample. `shape`: which of those that `auto` picks from.
+    """Rounds after `context` tokens. `kind`: how the requests sample. `shape`: one of those that `auto` picks from.
 
     The text is random: costs do not depend on it.
     """
@@ -99,7 +99,7 @@ def standing(
 
 
 def step(llm: LLM, drafter: str, context: int, batch: int = 1, shape: int = 0) -> Step:
-    """Rounds after `context` tokens. `shape`: which of those that `auto` picks from."""
+    """Rounds after `context` tokens. `shape`: one of those that `auto` picks from."""
     with standing(llm, drafter, context, batch, shape=shape) as here:
         draft_ms = 0.0 if here.draft is None else device_ms(here.draft, _ROUNDS, here.back)
         verify_ms = device_ms(here.verify, _ROUNDS, here.back)
@@ -117,7 +117,7 @@ class Throughput:
     tok_s: float
     tokens_per_step: float
     step_ms: float
-    gb_per_s: float  # of the target's weights; a step reads them once
+    gb_per_s: float  # bandwidth of the target's weights; a step reads them once
 
 
 def throughput(llm: LLM, drafter: str, prompts: list[list[int]], tokens: int, weights: int) -> Throughput:

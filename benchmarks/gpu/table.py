@@ -29,7 +29,7 @@ COLUMNS = {  # and their number formats
 
 
 def table(found: Found) -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     lines = [list(COLUMNS), ["---", *["---:"] * (len(COLUMNS) - 1)]]
     for cells in _rows(found):
         lines.append([_written(cells.get(name), how) for name, how in COLUMNS.items()])
@@ -94,7 +94,7 @@ def _over(speed: float, plain: float | None) -> float | None:
 
 
 def _short(drafter: str) -> str:
-    """Without a checkpoint's temporary path; a model keeps its name."""
+    """A drafter without the temporary path of a checkpoint; a model keeps its name."""
     parts = []
     for part in drafter.split("+"):
         name, _, options = part.partition(":")

@@ -48,7 +48,7 @@ class Row:
 
 
 def best_answers(runs: Sequence[Run]) -> list[Answer]:
-    """One for each kind of prompt, in their order."""
+    """The best answer for each kind of prompt, in their order."""
     found = []
     for kind in dict.fromkeys(run.kind for run in runs):
         rounds = [run for run in runs if run.kind == kind]

@@ -42,7 +42,7 @@ class Task:
 
     @property
     def threads(self) -> int:
-        """One for each core."""
+        """The number of threads: one for each core."""
         return len(self.cores)
 
     def to_json(self) -> str:
@@ -131,7 +131,7 @@ def _timed(speaker: Speaker, mode: str, kind: str, ids: list[int]) -> Run:
 
 
 def peak_mib() -> float:
-    """Of this process and its living children. Exact on Linux; elsewhere children are not counted."""
+    """The peak memory of this process and its living children. Exact on Linux; elsewhere children are not counted."""
     if not Path("/proc/self/status").exists():
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

@@ -3,15 +3,15 @@
 Equality of speculative and plain text is exact only if a token's logits have the same bits whether it came alone, as
 one of 64 tree nodes or inside a prompt. Floating-point sums depend on their order, so the order is fixed here:
 
-* keys are grouped into blocks of PAGE_SIZE absolute positions; a block's weighted values are one matrix product, and
+* keys are grouped into blocks of PAGE_SIZE absolute positions; a block's weighted values are one GEMM, and
   the blocks' results are added one after the other, in order of position;
-* inside a block the product runs over the keys in slot order, which along any path through a tree is the order of
+* inside a block the GEMM sums over the keys in slot order, which along any path through a tree is the order of
   position. Nodes that are not on the path are columns with weight exactly 0, and adding zeros changes nothing;
-* a product never has fewer query rows than `_least_rows`: below that, kernels round differently. The denominator is a
-  product with ones, because a library's sum takes its order from the shape (docs/exactness.md says what was tried);
+* a GEMM never has fewer query rows than `_least_rows`: below that, kernels round differently. The denominator is a
+  GEMM with ones, because a library's sum takes its order from the shape (docs/exactness.md says what was tried);
 * exp runs over a number of elements that vector units and threads divide evenly: a scalar remainder rounds differently.
 
-Scores may be soft-capped. The cap comes before the mask, so the product that also adds the mask is not used then.
+Scores may be soft-capped. The cap comes before the mask, so the fused GEMM that also adds the mask is not used then.
 
 Committed full blocks are read in place, in runs of contiguous pages; the open tail (the last, partial block and the
 tree) is read in place too if it is in one page, and otherwise gathered: at most a page and a tree, never the context.
@@ -31,7 +31,7 @@ from slipstream.attention.even import LANES, evenly_
 from slipstream.attention.segment import Segment
 from slipstream.cache import PAGE_SIZE, LayerStore
 
-_SUMS = 16  # columns of a product that only sums: below a vector's width, kernels use another order
+_SUMS = 16  # columns of a GEMM that only sums: below a vector's width, kernels use another order
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _SegmentPlan:
             inside = np.zeros(self.columns, dtype=np.bool_)
             inside[: self.width] = block_of == number
             where = np.flatnonzero(inside)
-            # Never fewer than LANES columns: very small products use another kernel.
+            # Never fewer than LANES columns: very small GEMMs use another kernel.
             stop = min(self.columns, max(int(where[-1]) + 1, int(where[0]) + LANES))
             start = max(0, min(int(where[0]), stop - LANES))
             pure = bool(inside[start:stop].all())
@@ -194,7 +194,7 @@ class BlockAttention:
         kv_heads, group, size = self._kv_heads, self._group, self._size
         if plan.padded_rows != plan.rows:
             q = functional.pad(q, (0, 0, 0, plan.padded_rows - plan.rows))
-        # All query heads of a KV head are rows of one product: [kv heads, rows * group, size]
+        # All query heads of a KV head are rows of one GEMM: [kv heads, rows * group, size]
         single = plan.padded_rows == 1
         if single:
             q = q.as_strided((kv_heads, group, size), (group * size, size, 1))
@@ -280,10 +280,10 @@ class BlockAttention:
 
 
 def _row_sums(weights: torch.Tensor, wide: int) -> torch.Tensor:
-    """Sums over the last dimension of [batch, rows, columns], in the order of the products with values.
+    """Sums over the last dimension of [batch, rows, columns], in the order of the GEMMs with the values.
 
     Repeated `wide` times: for few rows as wide as the values, so that the division needs no view; for many rows as
-    narrow as a product may be. The bits are the same.
+    narrow as a GEMM may be. The bits are the same.
     """
     return torch.bmm(weights, _ones(weights.shape[0], weights.shape[2], wide, weights.device))
 
@@ -305,7 +305,7 @@ def _blocks(rows: torch.Tensor, first: int, count: int) -> torch.Tensor:
 
 
 def _least_rows(size: int) -> int:
-    """Query rows below which a product of inner dimension `size` uses another kernel (found by trial: docs)."""
+    """Query rows below which a GEMM of inner dimension `size` uses another kernel (found by trial: docs)."""
     return max(4, -(-3 * size // 64))
 
 

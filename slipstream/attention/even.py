@@ -28,7 +28,7 @@ def evenly(function: Elementwise, rows: torch.Tensor) -> torch.Tensor:
 
 
 def evenly_(function_: Elementwise, x: torch.Tensor) -> torch.Tensor:
-    """The same in place, for a contiguous tensor whose last dimension is whole vectors."""
+    """`evenly` in place, for a contiguous tensor whose last dimension is whole vectors."""
     if _splits_evenly(x):
         return function_(x)
     for piece in x.view(-1).split(_GRAIN):

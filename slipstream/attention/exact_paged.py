@@ -1,9 +1,9 @@
 """Batch-invariant tree attention on a GPU: a row has the same bits in every pass.
 
-Every row sums over its own columns in the order of their positions, wherever they lie: the committed ones, then its
-ancestors in the open tree. Blocks and shares are cut at fixed positions and put together in one order, so that a node
-of a tree, a token of a prompt and a lone token at the same position go through the same arithmetic. How many programs
-there are, and which rows they take, is a matter of speed alone.
+Every row sums over its own columns in the order of their positions, wherever they are stored: the committed ones, then
+its ancestors in the open tree. Blocks and shares are cut at fixed positions and combined in a fixed order, so that a
+node of a tree, a token of a prompt and a single token at the same position go through the same arithmetic. The number
+of programs, and the rows that each processes, affect the speed alone.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slipstream.attention.segment import Segment
 from slipstream.attention.tiled import TiledAttention
 from slipstream.cache import PAGE_SIZE, LayerStore
 
-_QUERIES = 16  # of one program, whatever the pass: the least that there is a product on tensor cores for
-_SHARE = 256  # columns: long contexts are cut into shares of so many, which other programs may take
-_AT_ONCE = 16  # shares that are put together in one go
+_QUERIES = 16  # queries of one program, in every pass: the smallest `tl.dot` on tensor cores
+_SHARE = 256  # columns of a share: several programs may process the shares of a long context
+_AT_ONCE = 16  # shares that are combined at a time
 _PROGRAMS = 1024  # enough to keep a large GPU busy
-_PARTS_BYTES = 2**26  # of all shares at a time; a prompt goes through in several turns
+_PARTS_BYTES = 2**26  # workspace for the shares; a long prompt is processed in several launches
 
 
 class ExactPagedAttention(TiledAttention):
@@ -82,7 +82,7 @@ class ExactPagedAttention(TiledAttention):
         start: int,
         programs: int,
     ) -> None:
-        """Some of the programs, from `start` on; `space` is for what their shares give."""
+        """Some of the programs, from `start` on; `space` receives the results of their shares."""
         from slipstream.attention.exact_paged_kernels import attend, combine
 
         tiles, kv_heads = self._tiles, self._kv_heads

@@ -24,7 +24,7 @@ def lay_out(
     tiles,
     words,
     deep,
-    BLOCK: tl.constexpr,  # columns for which there are bits, or more
+    BLOCK: tl.constexpr,  # number of columns that have bits, rounded up
 ):
     """One row of one tile. Along a path the columns are in the order of the positions, which are consecutive."""
     tile, line = tl.program_id(0), tl.program_id(1)
@@ -52,7 +52,7 @@ def attend(
     lengths,  # int32 [rows]
     ancestors,  # int32 [rows, deep]; not read for chains
     tiles,
-    start,  # which program of all comes first here
+    start,  # index of this launch's first program
     pieces,  # programs per tile
     rows_each,  # rows of a program at most
     q_stride,
@@ -68,7 +68,7 @@ def attend(
     PADDED: tl.constexpr,  # SIZE rounded up to a power of two
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # queries of a program: GROUP for each of its rows, padded
-    BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE and SHARE
+    BLOCK_N: tl.constexpr,  # columns per `tl.dot`; divides PAGE and SHARE
     SHARE: tl.constexpr,  # columns of a share
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,

@@ -1,9 +1,9 @@
-"""Tree attention on a GPU: one Triton kernel over the pages of all sequences, whatever rows each brings.
+"""Tree attention on a GPU: one Triton kernel over the pages of all sequences, for any mix of rows.
 
-A program takes the rows of a tile for the query heads of one KV head, and a share of the columns: with few sequences
-the context is split among programs, and a second, small kernel puts the shares together. Into how many shares depends
-on the number of tiles and on nothing else (rounded up to a power of two, as batches of captured passes are filled up),
-so that a sequence is split alike whether its pass is captured or not.
+A program processes the rows of a tile for the query heads of one KV head, over one split of the columns: with few
+sequences the context is split among programs, and a second, small kernel combines the splits. The number of splits
+depends on the number of tiles alone (rounded up to a power of two, because captured passes pad their batches), so a
+sequence is split in the same way whether its pass is captured or not.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from slipstream.attention.tiles import idle_tiles, query_blocks
 from slipstream.cache import LayerStore
 from slipstream.gpu.fused import has_triton
 
-_PROGRAMS = 256  # enough to keep a large GPU busy; more of them have more to put together afterwards
+_PROGRAMS = 256  # enough to keep a large GPU busy; with more programs, combining the splits takes longer
 _MOST_SPLITS = 64
 _STAGES = 2
 _WARPS, _FEW_WARPS = 4, 2
 _FEW_QUERIES = 16
-_KINDS = ((False, False), (False, True), (True, False))  # trees, lone: a lone root is a chain
+_KINDS = ((False, False), (False, True), (True, False))  # (trees, lone): a lone root is a chain
 
 
 def paged_available(device: str) -> bool:
@@ -91,7 +91,7 @@ class PagedAttention(TiledAttention):
 def compile_kernels(
     heads: int, kv_heads: int, size: int, softcap: float | None, layer: LayerStore, window: int | None
 ) -> None:
-    """Compile what the host's passes over such layers can meet, so that no request waits for it.
+    """Compile every variant that host-driven passes over such layers can need, so that no request waits for it.
 
     Tiles without rows are enough. `layer`: any layer of the store.
     """

@@ -16,7 +16,7 @@ STOP, OPEN = tl.constexpr(facts.STOP), tl.constexpr(facts.OPEN)
 
 @triton.jit
 def field(fields, which, tiles, tile):
-    """One fact about a tile; `fields` is [facts, tiles]."""
+    """One field of a tile; `fields` is [facts, tiles]."""
     return tl.load(fields + which * tiles + tile).to(tl.int32)
 
 
@@ -91,7 +91,7 @@ def attend(
     width,
     words,
     window,  # how far back a query sees, if WINDOWED
-    splits,  # programs that share the columns; no constant: each would be another kernel, compiled when it is met
+    splits,  # programs that share the columns; not a constexpr: every value would compile another kernel
     cap,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of one KV head
@@ -99,7 +99,7 @@ def attend(
     PADDED: tl.constexpr,  # SIZE rounded up to a power of two
     PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # queries of a tile: GROUP for each of its rows, padded
-    BLOCK_N: tl.constexpr,  # columns of one product; divides PAGE
+    BLOCK_N: tl.constexpr,  # columns per `tl.dot`; divides PAGE
     TREES: tl.constexpr,  # whether any tile has rows of a tree
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,

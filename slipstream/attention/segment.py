@@ -31,12 +31,12 @@ class Segment:
 
     @property
     def rows(self) -> int:
-        """How many rows are new."""
+        """The number of new rows."""
         return len(self.tokens)
 
     @property
     def earlier(self) -> int:
-        """How many open rows existed before."""
+        """The number of open rows that earlier passes wrote."""
         return len(self.open_positions) - len(self.tokens)
 
     @property

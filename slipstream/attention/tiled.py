@@ -1,4 +1,4 @@
-"""What the attentions over tiles of a GPU share: how they are built, and what their kernels are compiled for."""
+"""The base of both attentions on a GPU: how they are built, and the constants that their kernels are compiled with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slipstream.attention.segment import Segment
 from slipstream.attention.tiles import Tiles
 from slipstream.cache import PAGE_SIZE
 
-_BLOCK_BYTES = 16_384  # of the keys that a program holds at a time
+_BLOCK_BYTES = 16_384  # bytes of the keys that a program holds at a time
 _MOST_COLUMNS, _LEAST_COLUMNS = 64, 16
 
 
@@ -37,11 +37,11 @@ class TiledAttention:
         self._prepare()
 
     def _cut(self, segments: Sequence[Segment]) -> Iterable[Segment]:
-        """The segments as tiles are made of them."""
+        """The segments in the form that tiles are made from."""
         return segments
 
     def _prepare(self) -> None:
-        """What the kernel needs once per pass; the tiles are there."""
+        """Prepare what the kernel needs once per pass; the tiles exist already."""
         raise NotImplementedError
 
     def _constants(self, q: torch.Tensor, window: int | None) -> dict[str, int | bool | str]:
@@ -60,7 +60,7 @@ class TiledAttention:
 
 
 def block_columns(row_bytes: int) -> int:
-    """Columns of one product: fewer where the heads are wide. A power of two, so that pages are whole blocks."""
+    """Columns per `tl.dot`: fewer where the heads are wide. A power of two, so that pages are whole blocks."""
     columns = _MOST_COLUMNS
     while columns > _LEAST_COLUMNS and columns * row_bytes > _BLOCK_BYTES:
         columns //= 2

@@ -26,8 +26,8 @@ STOP = 5  # one past the last open column; rows of chains end at their own
 OPEN = 6  # where the open columns' positions begin; -1 for a chain
 FACTS = 7
 
-_MOST_QUERIES = 64  # of one program
-_LEAST_QUERIES = 16  # the minimum of tensor cores
+_MOST_QUERIES = 64  # queries of one program at most
+_LEAST_QUERIES = 16  # the smallest `tl.dot` on tensor cores
 _ALIGN = 4  # elements: kernels are compiled anew for arrays that are not aligned to 16 bytes
 
 Numbers = npt.NDArray[np.int32]
@@ -38,7 +38,7 @@ class Tiles:
     """The rows of a pass, tile by tile."""
 
     rows: int
-    queries: int  # of one tile: its rows' query heads, padded to a power of two
+    queries: int  # query rows of one tile: its rows times their query heads, padded to a power of two
     trees: bool  # whether any tile has rows of a tree
     lone: bool  # whether every tile is known to have one row at most
     fields: torch.Tensor  # [FACTS, tiles]; these and positions are int32, or int64 if lanes made them
@@ -146,12 +146,12 @@ def query_block(group: int, rows: int) -> int:
 
 
 def query_blocks(group: int) -> list[int]:
-    """All that `query_block` can give."""
+    """All values that `query_block` can return."""
     return sorted({query_block(group, rows) for rows in range(1, _MOST_QUERIES + 1)})
 
 
 def idle_tiles(count: int, queries: int, *, trees: bool, lone: bool, device: str) -> Tiles:
-    """Tiles without rows, as a host would lay them out."""
+    """Tiles without rows, in the layout of a host-driven pass."""
     fields = torch.zeros(FACTS, count, dtype=torch.int32, device=device)
     nothing = fields.new_zeros(count, 1)
     return Tiles(count, queries, trees, lone, fields, nothing, nothing[:, 0], nothing[:, 0], nothing)

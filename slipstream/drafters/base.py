@@ -90,10 +90,10 @@ class Drafter(ABC, Generic[Options]):
     stores_needed: tuple[
         str, ...
     ] = ()  # stores it cannot fill later: a cached prefix is used only as far as they reach
-    parts: Mapping[str, Drafter[Any]] = {}  # by label, if the policy plans each of its drafters apart
-    limits: Limits = Limits()  # of such a drafter
+    parts: Mapping[str, Drafter[Any]] = {}  # its drafters by label, if the policy plans each of them separately
+    limits: Limits = Limits()  # limits within which the policy plans the parts
     exclusive: bool = False  # whether only one of the parts may draft in a step
-    by_request: ClassVar[bool] = False  # whether it drafts only for requests that bring something of their own
+    by_request: ClassVar[bool] = False  # whether it drafts only from what a request brings (a grammar, a prediction)
     separate_bytes: int = 0  # size of stores it made outside the cache it is attached to
 
     def __init__(self, options: Options, target: TargetView) -> None:
@@ -101,7 +101,7 @@ class Drafter(ABC, Generic[Options]):
         self.target = target
         # Key of its state and of its store. With several drafters of one kind, each gets its own key.
         self.key: str = self.name
-        self.part_faults: Counter[str] = Counter()  # by label, of parts that the policy plans apart
+        self.part_faults: Counter[str] = Counter()  # faults by label, of parts that the policy plans separately
         self.given: frozenset[str] = frozenset()  # options set by the user: a runner honours them or does not run it
 
     @classmethod
@@ -127,21 +127,21 @@ class Drafter(ABC, Generic[Options]):
 
     @property
     def is_passive(self) -> bool:
-        """Whether it neither drafts nor learns: a step may then skip `propose` and `observe`."""
+        """Whether the drafter neither drafts nor learns: a step may then skip `propose` and `observe`."""
         return not (self.plan.drafts or self.taps or type(self).observe is not Drafter.observe)
 
     @property
     def origins(self) -> frozenset[str]:
-        """The origins that its nodes may have."""
+        """The origins that the drafter's nodes may have."""
         return frozenset({self.name})
 
     @property
     def samples(self) -> bool:
-        """Whether its nodes may be sampled from a q; such trees cannot be merged."""
+        """Whether the drafter's nodes may be sampled from a q; such trees cannot be merged."""
         return False
 
     def host_only(self, sequence: Sequence) -> bool:
-        """Whether it drafts for this sequence from something that device rounds do not read."""
+        """Whether the draft for this sequence needs something that device rounds do not read."""
         return False
 
     def signal(self, sequence: Sequence) -> Signal | None:
@@ -150,23 +150,23 @@ class Drafter(ABC, Generic[Options]):
 
     @property
     def off_device(self) -> tuple[str, ...]:
-        """The labels of its parts that draft on the host alone."""
+        """The labels of the parts that can draft only on the host."""
         return ()
 
     @property
     def has_signal(self) -> bool:
-        """Whether `signal` gives any."""
+        """Whether `signal` ever returns a signal."""
         return type(self).signal is not Drafter.signal
 
     def unread(self, sequence: Sequence) -> int:
-        """Tokens that it must read before it can draft."""
+        """The number of tokens that the drafter must read before it can draft."""
         return 0
 
     def attach(self, cache: PagedCache) -> None:
         """Create the drafter's own stores."""
 
     def lighter(self) -> Drafter[Any] | None:
-        """The same without what it loaded unasked, if requests need the memory; None: it loaded nothing unasked."""
+        """The drafter without what it loaded unasked, to free memory for requests; None: it loaded nothing unasked."""
         return None
 
     def scratch_rows(self, plan: Plan) -> int:
@@ -199,23 +199,23 @@ class Drafter(ABC, Generic[Options]):
         """
 
     def device_draft(self, lanes: int) -> DeviceDraft | None:
-        """How it drafts for `lanes` sequences in device rounds; None if it or its options cannot.
+        """The draft for `lanes` sequences in device rounds; None if the drafter or its options do not support that.
 
-        Whether it can does not depend on `lanes`.
+        Whether they do does not depend on `lanes`.
         """
         return None
 
     def device_drafts(self, lanes: int) -> Mapping[tuple[Plan, ...], DeviceDraft]:
-        """Those among which the policy picks for rounds of so many lanes, by the plans of its parts."""
+        """The drafts among which the policy picks for rounds of `lanes` lanes, by the plans of the parts."""
         return {}
 
     def device_keepers(self, lanes: Lanes, drafting: Seq[Plan] = ()) -> Seq[DeviceKeeper]:
-        """What is kept in rounds in which it does not draft. `drafting`: the plans of its parts, if it has some."""
+        """Keepers for rounds in which the drafter does not draft. `drafting`: the plans of its parts, if any."""
         return ()
 
     def take_calls(self) -> list[DraftCall]:
-        """The calls of its parts since the last time, if the policy plans them apart."""
+        """The calls of the parts since the last `take_calls`, if the policy plans them separately."""
         return []
 
     def close(self, sequence: Sequence) -> None:
-        """The sequence is finished."""
+        """Drop the state of a sequence that is finished."""

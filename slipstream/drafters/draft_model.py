@@ -103,7 +103,7 @@ class DraftModelDrafter(GrowingDrafter[DraftModelOptions]):
 
     @property
     def layers(self) -> list[LayerStore]:
-        """Its K/V."""
+        """The layers of the store with the draft model's K/V."""
         return self._cache.layers(self.key)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------

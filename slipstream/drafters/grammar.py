@@ -1,4 +1,4 @@
-"""`grammar`: what a request's grammar leaves no choice about, and all answers where it leaves few.
+"""`grammar`: drafts the text that a request's grammar forces, and every allowed token where only a few are.
 
 Text that the grammar forces is certain: each token is the only one in the mask. Where the mask has a few tokens (true
 or false, an enumeration, a comma or a bracket), each becomes a branch, with what is forced after it. Where the model is

@@ -104,7 +104,7 @@ class NgramPool:
 
 @dataclass
 class _Ahead:
-    """Lookahead state of one sequence.
+    """The lookahead state of one sequence.
 
     A column of the window is `ngram - 1` tokens for consecutive positions, identified by the absolute position of the
     first. So the window moves with the text, whatever was emitted, pruned or taken back.

@@ -42,12 +42,12 @@ from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 from slipstream.types import Plan
 
-_USUAL = 8  # of the block of most heads
+_USUAL = 8  # block size of most heads
 
 
 @dataclass(frozen=True)
 class ParallelOptions(HeadOptions):
-    """Those of every trained drafter. `depth` is at most the block size of the head (0: that, 12 at most)."""
+    """The options of every trained drafter. `depth` is at most the block size of the head (0: that, 12 at most)."""
 
 
 Output = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # logits, gates and sharpness of a block's rows

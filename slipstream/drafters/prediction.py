@@ -51,7 +51,7 @@ class _Place:
 
 @dataclass
 class _State:
-    """What is kept of one sequence."""
+    """The state of one sequence."""
 
     ids: tuple[int, ...]
     places: dict[int, list[int]] = field(default_factory=dict)  # token -> where it is in the prediction
@@ -95,7 +95,7 @@ class _State:
 
 
 class PredictionDrafter(Drafter[PredictionOptions]):
-    """Draft what was predicted."""
+    """Draft the text that follows in the prediction."""
 
     name = "prediction"
     summary = "predicted outputs: a text that the request brings, found again after each edit"

@@ -2,8 +2,8 @@
 
 A suffix automaton over the prompt and the answer so far (and, if `shared`, over earlier answers of this process) gives
 every continuation seen, with its count. The tree grows best-first by estimated probability: a certain continuation
-becomes a long chain, an uncertain one a bush. It stops where the estimate falls below `min_confidence`. Matches in a
-`corpus` on disk grow into the same tree: retrieval as in REST.
+becomes a long chain, an uncertain one a wide tree. It stops where the estimate falls below `min_confidence`. Matches
+in a `corpus` on disk grow into the same tree: retrieval as in REST.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from slipstream.gpu.lanes import Lanes
 from slipstream.sampling import Sampler
 from slipstream.sequence import Sequence
 
-ENTRIES = 64  # of the list of what is forbidden at times
+ENTRIES = 64  # length of the list of tokens that are forbidden at times
 BEFORE = 7  # tokens that a bad word may have before its last one
 IN_PROMPT = 1 << 30  # added to the count of a token that the prompt has
 BIASED, REPEATED, COUNTED = 1, 2, 4  # flags: what a lane's logits need

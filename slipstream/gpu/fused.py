@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Operations that read and write their rows once on a GPU; elsewhere they are several plain ones.
+"""Fused operations that read and write their rows once on a GPU; elsewhere each is several plain operations.
 
 Those that training needs have gradients. On a GPU a small model spends most of its time moving such rows.
 """

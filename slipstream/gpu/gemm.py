@@ -21,7 +21,7 @@ _CAPABILITY = (9, 0)  # Hopper: TMA copies, and enough shared memory for them. O
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the product of x [rows, in] with a matrix [out, in] is faster here."""
+    """Whether the GEMM of x [rows, in] with a matrix [out, in] is faster by these kernels."""
     least = {_ROW: _LEAST_NUMBERS, _TREE: _LEAST_OF_TREES}.get(len(x))
     return (
         least is not None

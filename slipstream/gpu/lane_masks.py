@@ -24,7 +24,7 @@ class LaneMasks:
         self._used = 0
 
     def clear(self) -> None:
-        """A new round: nothing is masked. The copies of the last one are over."""
+        """Begin a new round with nothing masked. The copies of the previous round have ended."""
         self._used = 0
         self._lines_host.zero_()
 

@@ -14,7 +14,7 @@ from slipstream.gpu.lanes import Lanes, path_rows
 from slipstream.sampling import log_total, token_weights
 from slipstream.sequence import Sequence
 
-TOPS = 20  # of the likeliest tokens at most
+TOPS = 20  # likeliest tokens per position, at most
 _NONE = -1  # in place of a number of tokens: not even the token's own is wanted
 
 

@@ -39,8 +39,8 @@ class Lanes:
         pages = -(-(longest + spare) // PAGE_SIZE)
         self.tables = torch.zeros(size, pages, dtype=torch.int32, device=device)
         self._pages = np.zeros(self.tables.shape, dtype=np.int32)  # the host's copy of the tables
-        self.slots = numbers(size)  # of the roots: the rows before them are committed
-        self.stems = numbers(2, size)  # of the samplers
+        self.slots = numbers(size)  # slots of the roots: the rows before them are committed
+        self.stems = numbers(2, size)  # noise stems of the samplers
         self.temperatures = torch.zeros(size, dtype=torch.float32, device=device)
         # The same for the rows of the target pass.
         self.row_stems = numbers(2, size * (1 + nodes))
@@ -48,7 +48,7 @@ class Lanes:
         self.row_cuts = RowCuts.neutral(size * (1 + nodes), device)
         self.offsets = torch.arange(1 + nodes, device=device)  # of those rows after the roots
         self._lines = torch.arange(size, device=device)[:, None]
-        self.tokens = numbers(size, 1 + nodes)  # of the trees, the roots first
+        self.tokens = numbers(size, 1 + nodes)  # tokens of the trees, the roots first
         self.parents = numbers(size, 1 + nodes)
         self.scores = torch.zeros(size, 1 + nodes, dtype=torch.float32, device=device)  # logs of joint probabilities
         self.origins = numbers(size, 1 + nodes)  # index of the drafter of each node
@@ -98,14 +98,14 @@ class Lanes:
             rows.view(self.size, -1)[which] = values[:, None]
 
     def rows(self, first: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor | None = None) -> LaneRows:
-        """Rows of every lane: slots `offsets` [rows] after `first` [lanes], with positions alike.
+        """Rows of every lane: slots and positions `offsets` [rows] after `first` [lanes].
 
         `depths`, [lanes, rows] or [rows]: the offsets of the positions, if they differ from those of the slots.
         """
         return self._place_rows(first, offsets, offsets if depths is None else depths)
 
     def rows_after_roots(self, lines: torch.Tensor, offsets: torch.Tensor, depths: torch.Tensor) -> LaneRows:
-        """The same after the roots, for rows in any order, [rows] each: `lines` has the lane of each row."""
+        """Rows after the roots, in any order, [rows] each: `lines` has the lane of each row."""
         return self._place_rows(self.slots, offsets, depths, lines)
 
     def _place_rows(

@@ -16,9 +16,9 @@ from slipstream.gpu.fused import runs_fused
 
 
 class DeferredNorm(NamedTuple):
-    """A norm still to be applied to the output of a product: row r by factor / sqrt(|rows[r]|^2 + floor)."""
+    """A norm still to be applied to the output of a GEMM: row r is scaled by factor / sqrt(|rows[r]|^2 + floor)."""
 
-    rows: torch.Tensor  # [rows, width]: the input of the product
+    rows: torch.Tensor  # [rows, width]: the input of the GEMM
     floor: float
     factor: float
 

@@ -1,8 +1,8 @@
 """Checks, on the loaded model itself, that a model of transformers does what the adapter needs.
 
-Its own plain continuation of a text is compared with the same tokens as one path of a tree among siblings: if it
-ignored the mask or the positions, counted slots instead, or used a window that its config does not declare, the logits
-would differ. This is done after a few rows, where each has a large weight, and after many.
+The model's own plain continuation of a text is compared with the same tokens as one path of a tree with siblings. If
+the model ignored the mask or the positions, counted slots instead, or used a window that its config does not declare,
+the logits would differ. This is done after a few rows, where each has a large weight, and after many.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Host-driven passes as captured graphs: for everything that needs the host between two passes.
+"""Host-driven passes as captured CUDA graphs: for requests that need the host between two passes.
 
 A pass is padded to one of a few sizes. Its inputs are copied at once to a fixed buffer, and padding rows write to a
-page that no sequence owns. Prompts are passes too, whose size depends on their rows alone, so that a few graphs serve
-every mixture of them. Long ones run eagerly: there the GPU's work takes longer than the launches.
+page that no sequence owns. Passes over prompts are captured, too. Their size depends on the number of rows alone, so a
+few graphs serve every mixture of prompts. Long prompts run eagerly: there the GPU's work takes longer than the
+launches.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from slipstream.models.decoder import Decoder
 
 MOST_ROWS = 256
-MOST_PROMPT_ROWS = 512  # of a pass without trees that needs few logits
+MOST_PROMPT_ROWS = 512  # rows of a captured pass without trees that needs few logits
 _FEW = 16  # rows of a prompt at least; rows with logits and sequences that every pass over prompts has room for
 _SPARE = 256  # rows that may be after the end of the context
 
@@ -99,7 +100,7 @@ class CapturedPasses:
 
     @staticmethod
     def takes(segments: Sequence[Segment]) -> bool:
-        """Whether a graph pays for these rows: a decoding step, or prompts that are not long."""
+        """Whether a graph is faster for these rows: a decoding step, or prompts that are not long."""
         if any(s.prepared is not None for s in segments):
             return False
         rows, wanted = sum(s.rows for s in segments), len(_wanted(segments))

@@ -98,7 +98,7 @@ class Decoder(Model):
 
         `weights_file`: the file that caches the quantised weights.
         """
-        self.quantize = quantize  # format of the weights: none (as `dtype` says), int8 or int4
+        self.quantize = quantize  # format of the weights: none (that of `dtype`), int8 or int4
         self.exact = exact and device != "cpu"
         self.config = checkpoint.config
         self.name = checkpoint.name
@@ -371,7 +371,7 @@ class Decoder(Model):
         if self.config.tied_head:
             return self._embed[vocab]
         one = torch.eye(self.config.hidden_size, dtype=self.dtype, device=self.device)
-        return self._head(one)[:, vocab].T  # only the packed form is kept, but a product with 1 gives it back
+        return self._head(one)[:, vocab].T  # only the packed form is kept: unpack it by a GEMM
 
     def head(self, hidden: torch.Tensor, vocab: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of hidden rows [rows, width] (final norm included), for all tokens or for the ids in `vocab`."""

@@ -1,4 +1,4 @@
-"""A fingerprint of a model's weights: what is made for one model must not be used with another of the same shape."""
+"""A fingerprint of a model's weights: a drafter trained for one model must not serve another of its shape."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from slipstream.native.linear import Packed
 from slipstream.native.machine import machine
 
 FOLDER = "weights"  # of the cache folder
-MOST_BYTES = 8 << 30  # of all files together; the newest one stays in any case
+MOST_BYTES = 8 << 30  # size of all files together; the newest one always stays
 
 _STALE = 3600  # age in seconds from which on a temporary file is abandoned
 _ALIGNED = 64  # bytes: the alignment of tensors
@@ -105,7 +105,7 @@ class WeightsFile:
         return KeptWeights(header["fingerprint"], products)
 
     def keep(self, weights: KeptWeights) -> None:
-        """Write them, all or nothing; on failure they are converted again at every start."""
+        """Write the weights, all or nothing; if that fails, they are converted again at every start."""
         with contextlib.suppress(OSError):
             folder = self.file.parent
             folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-KV_SHARE = 0.8  # of what the weights leave free; activations need memory too
+KV_SHARE = 0.8  # share of the memory that the weights leave free; activations need memory too
 SPARE_PAGES = 2  # of the cache, so that a single sequence at the end of its context still fits with its tree
 
 MEMINFO = Path("/proc/meminfo")

@@ -76,8 +76,8 @@ class Buffers:
 
     def __init__(self, parts: DenseGemms, rows: int) -> None:
         self.rows = rows
-        self.steps: list[list[Step]] = []  # of every layer
-        self.attending: list[tuple[Step, Step]] = []  # those that use pages
+        self.steps: list[list[Step]] = []  # the steps of every layer
+        self.attending: list[tuple[Step, Step]] = []  # the steps that use pages
         self.programs: dict[tuple[int, ...], KernelArgs] = {}
         self.store = 0, 0  # first and last address of the store that all steps use
         self.x = torch.empty(rows, parts.out.width)
@@ -110,7 +110,7 @@ class NativeLayers:
             layer.gate_up.pair()
         self._floor = torch.tensor([config.norm_eps * config.hidden_size])
         self._ones = torch.ones(config.hidden_size)
-        self._facts = np.zeros(Pass.LENGTH, np.int64)  # of the current pass
+        self._facts = np.zeros(Pass.LENGTH, np.int64)  # the facts of the current pass
         self._memory = self._prepared(_LEAST_ROWS)
 
     @property
@@ -120,11 +120,11 @@ class NativeLayers:
 
     @property
     def facts(self) -> int:
-        """The address of the present pass's facts; the first is the number of rows."""
+        """The address of the facts of the current pass; the first one is the number of rows."""
         return address_of(self._facts)
 
     def buffers(self, rows: int) -> Buffers:
-        """Those of passes, with room for `rows` rows; new ones if the present ones are too small."""
+        """The buffers of a pass, with room for `rows` rows; new ones if the present ones are too small."""
         if rows > self._memory.rows:
             self._memory = self._prepared(1 << (rows - 1).bit_length())
         return self._memory

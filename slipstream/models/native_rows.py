@@ -45,15 +45,15 @@ class RowGroup(Protocol):
 
     @property
     def first_slot(self) -> int:
-        """Of the first row."""
+        """The slot of the first row."""
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
 
     @property
     def paths(self) -> Sequence[Sequence[int]] | None:
-        """Slots that each row sees besides, its own last; None: all up to its own."""
+        """Further slots that each row sees, its own last; None: all slots up to its own."""
 
 
 class NativeRows:
@@ -65,7 +65,7 @@ class NativeRows:
         positions: list[int] = []
         places: list[int] = []
         tiles: list[int] = []
-        lists: list[int] = []  # where those of the rows begin: indices of `numbers`
+        lists: list[int] = []  # where the list of each row begins: indices into `numbers`
         numbers: list[int] = []  # page tables and lists of slots
         line, most = shape.kv_heads * PAGE_SIZE, shape.tile_rows
         for group in groups:
@@ -101,7 +101,7 @@ class NativeRows:
         numbers_at = tiles_at + len(tiles)
         self._numbers = np.empty(numbers_at + len(numbers), np.int64)
         self.facts = self._numbers[:rows_at]
-        self.address = address_of(self._numbers)  # of the facts
+        self.address = address_of(self._numbers)  # the address of the facts
         first = self.address + 8 * numbers_at
         tiles[Tile.PAGES :: Tile.LENGTH] = [first + 8 * index for index in tiles[Tile.PAGES :: Tile.LENGTH]]
         by_row = range(self.address + 8 * rows_at, self.address + 8 * tiles_at, 8 * count)
@@ -113,7 +113,7 @@ class NativeRows:
         return self._mixed(qkv, store, window, rotated=False)
 
     def attend(self, qkv: torch.Tensor, store: LayerStore, window: int | None) -> torch.Tensor:
-        """The same if q is already rotated, and K and V are already stored."""
+        """Attention for q that is already rotated, and K and V that are already stored."""
         return self._mixed(qkv, store, window, rotated=True)
 
     def _mixed(self, qkv: torch.Tensor, store: LayerStore, window: int | None, *, rotated: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Are the kernels batch-invariant on this machine? Checked once at load, in milliseconds."""
+"""Checks whether the kernels are batch-invariant on this machine: once at load, in milliseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STORE = "check"
 
 
 def is_exact(model: Model) -> bool:
-    """Compare a tree's logits, bit for bit, with one of its paths decoded plainly: a layer of each kind, and the head.
+    """Compare a tree's logits bitwise with plain decoding of one of its paths: a layer of each kind, and the head.
 
     The tree follows a prompt that ends just before a block boundary, so that it crosses it (if the context is that
     long). A model that is not layered runs as a whole, and the first row that differs ends the check.

@@ -36,7 +36,7 @@ def plain_layer(model: Model, index: int) -> PlainLayer | None:
     assert isinstance(layer.mlp, DenseMLP)
 
     def matrix(product: Callable[[torch.Tensor], torch.Tensor], width: int) -> torch.Tensor:
-        """A matrix of which only the packed form may be kept: a product with 1 gives it back."""
+        """A matrix of which only the packed form may be kept: a GEMM with the identity matrix gives it back."""
         return product(torch.eye(width, dtype=model.dtype, device=model.device)).T.float().cpu()
 
     width, queries, middle = config.hidden_size, config.heads * config.head_dim, config.intermediate_size

@@ -43,7 +43,7 @@ class TargetView:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the target that a trained drafter or a finding was made for."""
+        """The fingerprint that identifies the target of a trained drafter or of a finding."""
         return self._model.fingerprint
 
     @property

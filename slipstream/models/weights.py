@@ -100,7 +100,7 @@ class Weights:
     def linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None = None, columns: torch.Tensor | None = None
     ) -> Linear:
-        """The product with a weight, for this model's device, dtype and quantisation."""
+        """The GEMM with a weight, for this model's device, dtype and quantisation."""
         if self._exact:
             return ExactLinear(weight, bias)
         if self._quantize == "none":

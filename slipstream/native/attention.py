@@ -1,9 +1,10 @@
 """Tree attention over pages: every row sums over its visible positions in order, wherever they are stored.
 
-The rows of a pass come in tiles, each a few rows of one sequence. Positions that all rows of a tile see (`shared`) they
-read together; then each reads on alone, through a list of slots. A query and a key are multiplied in the same way
-either way, and sums run over positions in order: lane by lane for the weights, one after the other for the values. So a
-node of a tree, a token of a prompt and a single token have the same bits at the same position.
+The rows of a pass come in tiles, each a few rows of one sequence. The rows of a tile read the positions that all of
+them see (`shared`) together; then each row reads its other positions through a list of slots. A query and a key are
+multiplied in the same way in both cases, and sums run over positions in order: lane by lane for the weights, one after
+the other for the values. So a node of a tree, a token of a prompt and a single token have the same bits at the same
+position.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Call:
         self._pattern = np.array([*pattern, 0], np.int64)
         starts = [8 * places[id(args)] for _, args in steps]
         self._pointers = list(zip(range(2, 1 + 2 * len(steps), 2), starts, strict=True))
-        self.arguments = list(places.values())  # where those of each step begin
+        self.arguments = list(places.values())  # where the arguments of each step begin
 
     def of(self, rows: int) -> KernelArgs:
         """The program for `rows` rows; the other arguments of the call are still to be set."""

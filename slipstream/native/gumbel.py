@@ -1,12 +1,12 @@
 """Gumbel noise by token id, as `slipstream/noise.py` defines it, and the largest of logits plus noise.
 
 The noise of a token is a hash of its id, `bits`, made uniform, u = (bits + 1/2) / 2^32, and then -log(-log(u)). Both
-kernels compute the hash of every token: whole numbers, the same everywhere.
+kernels compute the hash of every token: integers, the same on every machine.
 
 * `draw` finds the largest. Noise needs two logarithms, but a bound of it takes a few cheap instructions: it is at most
   -log(1 - u), and the bits of a float are nearly its logarithm. So only tokens whose bound reaches the best one found
-  so far get their noise, in float64. It says so if the two best are too near each other for its logarithm to decide:
-  then the caller asks the library, whose logarithm is the definition.
+  so far get their noise, in float64. If the two best are too near each other for its logarithm to decide, the result is
+  -1, and the caller uses the library, whose logarithm is the definition.
 * `perturb` writes logits plus noise for all tokens, in float32: enough for a draft.
 """
 

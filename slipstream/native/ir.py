@@ -268,7 +268,7 @@ class Code:
         return self.builder.call(function, [sums, without_sign, with_sign])
 
     def dot_by_pairs(self, sums: Value, without_sign: Value, with_sign: Value) -> Value:
-        """The same without VNNI, half a vector at a time. Two products must fit in 16 bits."""
+        """`dot` without VNNI, half a vector at a time. Two products must fit in 16 bits."""
         half, builder = sums.type.count // 2, self.builder
         short, bytes_ = ir.VectorType(I16, 2 * half), ir.VectorType(I8, 4 * half)
         pairs = self._declared("llvm.x86.avx2.pmadd.ub.sw", ir.FunctionType(short, [bytes_, bytes_]))

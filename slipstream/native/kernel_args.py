@@ -1,4 +1,4 @@
-"""The arguments of kernels: 64-bit integers, many of them addresses. Each class has the indices of one kernel's.
+"""The arguments of kernels: 64-bit integers, many of them addresses. A class has the indices for one kernel.
 
 The first one always points to the number of rows.
 """

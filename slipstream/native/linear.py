@@ -1,4 +1,4 @@
-"""Products by our own kernels, as calls or as steps of a program."""
+"""GEMMs by our own kernels, as calls or as steps of a program."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class NativeLinear(ABC):
     """y = x W^T + b for x [rows, in] by our own kernel."""
 
     exact = True
-    norms = False  # whether it can norm the rows itself
+    norms = False  # whether the GEMM can norm the rows itself
     _weight: Packed
 
     def __init__(self, shape: tuple[int, int], bias: torch.Tensor | None) -> None:
         self.outputs, self.inputs = shape
         self.panels = -(-self.outputs // self._panel)
-        self.width = self.panels * self._panel  # of its output
+        self.width = self.panels * self._panel  # columns of the output, padding included
         fill = self.width - self.outputs
         self._start = _same(0.0, self.width) if bias is None else functional.pad(bias, (0, fill))
 
@@ -194,9 +194,9 @@ class RowQuantizedLinear(NativeLinear):
     """A GEMM that quantises its rows to digits first; `columns` multiply the inputs before that."""
 
     norms = True
-    _cut: str  # the names of its two kernels
+    _cut: str  # the names of the two kernels
     _gemm: str
-    _library: Callable[[], Library]  # that has them
+    _library: Callable[[], Library]  # the library that has both kernels
 
     def __init__(
         self, shape: tuple[int, int], fineness: float, bias: torch.Tensor | None, columns: torch.Tensor | None

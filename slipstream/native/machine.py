@@ -35,7 +35,7 @@ class Machine:
 
 
 def switched_off() -> bool:
-    """Whether the user wants what a machine does for which there are no kernels."""
+    """Whether the user has switched the kernels off."""
     given = os.environ.get(_SWITCH, "1")
     if given not in ("0", "1"):
         raise OptionError(f"{_SWITCH}={given!r} is neither 0 nor 1", hint="leave it out to use the kernels")

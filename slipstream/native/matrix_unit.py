@@ -12,7 +12,7 @@ import sys
 
 from slipstream.native import matrix_unit_trial as trial
 
-_PATIENCE = 10  # seconds; it takes a thirtieth of one
+_PATIENCE = 10  # seconds; the child process takes a thirtieth of one
 
 
 def matrix_unit_works() -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DIGIT_BASE = 128  # of the digits of 8-bit GEMMs, and the offset of a code
-DIGIT_LANES = 16  # of the vectors of the VNNI instruction
-SQUARE_ROWS = 8  # whose digits the matrix unit processes at once: buffers must have room for as many
+DIGIT_BASE = 128  # base of the digits of 8-bit GEMMs, and offset of a code
+DIGIT_LANES = 16  # lanes of the vectors of the VNNI instruction
+SQUARE_ROWS = 8  # rows whose digits the matrix unit processes at once: buffers must have room for as many
 GROUP = 32  # inputs of a 4-bit matrix that share a scale and an offset
-_QUERIES = 12  # of a tile; at least the queries of a row of one KV head
+_QUERIES = 12  # queries of a tile; at least those of a row for one KV head
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Shape:
 
     heads: int
     kv_heads: int
-    size: int  # of a head
+    size: int  # dimensions of a head
     page: int  # rows of a page of K and V
-    lanes: int  # of a vector within a head
-    row_lanes: int  # of a vector within a row
+    lanes: int  # lanes of a vector within a head
+    row_lanes: int  # lanes of a vector within a row
 
     @property
     def group(self) -> int:

@@ -9,7 +9,7 @@ from slipstream.native.ir import I32, I64, POINTER, Code, Value
 KERNEL = [POINTER, I64, I64, POINTER]  # arguments of a kernel: its own, thread, threads, a counter at 0
 
 _ARRIVED, _ROUND, _WORDS = 16, 32, 48  # places that do not share a line of the cache
-_LOOKS = 2000  # before a thread gives its core away
+_LOOKS = 2000  # checks of a barrier before a waiting thread yields its core
 
 
 def _barrier(code: Code, shared: Value, threads: Value) -> None:

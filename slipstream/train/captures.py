@@ -59,7 +59,7 @@ def read_captures(folder: Path) -> Iterator[Record]:
 
 
 def record_of(prompt_ids: Sequence[int], temperature: float, completion: Completion) -> Record:
-    """What is kept of an answer."""
+    """The record of an answer."""
     stats = completion.stats
     drafters = {*stats.origins, *(name for each in stats.decisions for name in each.drafters)}
     return {
@@ -74,7 +74,7 @@ def record_of(prompt_ids: Sequence[int], temperature: float, completion: Complet
 
 
 def _steps(decision: Decision) -> list[list[int]]:
-    """Nodes and tokens of each step; of rounds on a device, which are decided several at a time, as even as can be."""
+    """Nodes and tokens of each step. A decision may cover several device rounds: its totals are split evenly."""
     counts = range(decision.steps)
     return [[_part(decision.nodes, i, len(counts)), _part(decision.tokens, i, len(counts))] for i in counts]
 
@@ -94,8 +94,8 @@ class CaptureStore:
         self._most = most_bytes
         self._clock = clock
         self._model = model
-        self._records: list[Record] = []  # in the log, and in no shard
-        self._since = 0.0  # when the first of them came
+        self._records: list[Record] = []  # records in the log that are in no shard yet
+        self._since = 0.0  # when the first of these records came
         self._log: IO[str] | None = None
         self._place = next(iter(reversed(_numbered(folder))), folder / f"{0:05d}")
         self._writer = self._write_to(self._place)
@@ -103,7 +103,7 @@ class CaptureStore:
 
     @property
     def due(self) -> bool:
-        """Whether what there is should become a shard."""
+        """Whether the records so far should become a shard now."""
         if not self._records:
             return False
         size = self._log_file.stat().st_size
@@ -113,7 +113,7 @@ class CaptureStore:
     def add(self, record: Record) -> None:
         """Log a record, and write the shard that is due."""
         if len(self._records) >= 2 * SHARD_CHATS:
-            self.commit()  # has failed before
+            self.commit()  # an earlier attempt has failed
         if self._log is None:
             self._log = _private(self._log_file, "a")
         # The line break comes first: a record that was torn by a full disk does not spoil the next one.
@@ -150,7 +150,7 @@ class CaptureStore:
         self._prune()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining records."""
         try:
             self.commit()
         finally:
@@ -170,7 +170,7 @@ class CaptureStore:
         return ChatWriter(place, **self._model, arguments=_ARGUMENTS, sources=("captured",), private=True)
 
     def _recover(self) -> None:
-        """Take up the log of a server that was killed, unless its shard was written."""
+        """Recover the log of a server that was killed, unless its shard was written."""
         if self._log_file.exists():
             for line in _lines(self._log_file):
                 try:

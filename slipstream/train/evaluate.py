@@ -20,8 +20,8 @@ class Score:
 
     tokens_per_step: float
     by_depth: list[float]  # [d]: of the steps that offered a node at depth d + 1, the share that accepted one there
-    answers: int  # counted
-    looping: int  # of all that were written
+    answers: int  # answers that are counted
+    looping: int  # looping ones among all answers
 
 
 class Examiner:

@@ -1,4 +1,4 @@
-"""The end of a training: the best weights, stored as small as loses nothing, with figures and a report."""
+"""The end of a training: the best weights, in the smallest form without a measurable loss, figures and a report."""
 
 from __future__ import annotations
 

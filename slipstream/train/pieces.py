@@ -1,7 +1,7 @@
-"""A training in pieces: several runs, each of which goes on from the state that the one before left.
+"""A training in pieces: several runs, each of which continues from the state that the previous one saved.
 
-What the first piece chose stays: the settings, the draft vocabulary and the held-out chats, by which the best weights
-of all pieces are found. Data may be added, but none may go: chats are known by their numbers.
+The first piece fixes the settings, the draft vocabulary and the held-out chats. The same held-out chats select the best
+weights of all pieces. Data may be added but not removed: chats are identified by their numbers.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def bring_in(record: Record, shards: Sequence[str]) -> None:
-    """Learn from these shards from now on; new ones begin a new epoch, in which all have their turn."""
+    """Train on these shards from now on; if there are new ones, an epoch over all shards begins."""
     if record.shards and record.shards != list(shards):
         record.epoch, record.place = record.epoch + 1, 0
     record.shards = list(shards)
 
 
 def reached(record: Record) -> dict[str, Any]:
-    """What a piece that is over has come to."""
+    """The result of a piece that has ended."""
     return {"tokens_per_step": record.best, "best_step": record.best_step, "steps": record.step}

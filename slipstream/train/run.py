@@ -43,8 +43,8 @@ _MULTIPLE = {"cpu": 1, "cuda": 64}  # lengths of batches, by kind of device
 class TrainJob:
     """What to train, on what data, and where to. `data`: one or more data sets. `init`: a checkpoint to start from, or
     a method, for the one found for it. `settings`: the method's, as strings or values. `restart`: discard the state of
-    an interrupted training in `out`. `piece`: leave a state in `out` that a later run continues. `resume`: be that run;
-    the data may have grown, and the length and the rate are its own.
+    an interrupted training in `out`. `piece`: leave a state in `out` that a later run continues. `resume`: be that
+    later run; the data may have grown, and the length and the rate are those of this run.
     """
 
     method: str

@@ -36,14 +36,14 @@ class Record:
     epoch: int = 0
     place: int = 0  # batches of this epoch done
     seconds: float = 0.0
-    tokens: int = 0  # trained on
+    tokens: int = 0  # tokens trained on so far
     best: float = 0.0  # tokens per step of the best weights
     best_step: int = -1  # -1: nothing has been evaluated
     losses: list[dict[str, Any]] = field(default_factory=list)  # step, loss, accuracy by depth
     marks: list[dict[str, Any]] = field(default_factory=list)  # step, seconds, and the `Score` of an evaluation
     begun_step: int = 0  # steps done, and seconds, when the present piece began
     begun_seconds: float = 0.0
-    shards: list[str] = field(default_factory=list)  # of the data, in order
+    shards: list[str] = field(default_factory=list)  # shards of the data, in order
 
 
 Tensors = dict[str, torch.Tensor]
@@ -56,9 +56,9 @@ class State:
     record: Record
     weights: Tensors
     best: Tensors
-    memory: Tensors  # the optimiser's
-    fixed: Tensors = field(default_factory=dict)  # what later pieces must not choose again
-    arguments: dict[str, Any] = field(default_factory=dict)  # of the run that saved it, if it was read
+    memory: Tensors  # the optimiser state
+    fixed: Tensors = field(default_factory=dict)  # choices that later pieces must keep
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the run that saved the state, if read from disk
 
 
 def save(folder: Path, state: State, arguments: Mapping[str, Any]) -> None:

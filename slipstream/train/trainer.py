@@ -25,7 +25,7 @@ from slipstream.train.remembered import Remembered
 from slipstream.train.state import Record, State, Tensors
 from slipstream.train.teacher import Teacher, own_words
 
-_CLIP = 1.0  # of the gradient norm
+_CLIP = 1.0  # maximum of the gradient norm
 _HELD_OUT_BATCH = 8  # texts per held-out lesson
 _SMOOTHED = 10  # steps averaged in one entry of the record's losses
 # Evaluations during and after the training, and the largest share of the minutes for either.
@@ -60,7 +60,7 @@ class Trainer:
         *,
         piece: bool = False,
     ) -> None:
-        """`piece`: another run goes on from the end of this one, so the learning rate stays up."""
+        """`piece`: a later run continues this one, so the learning rate does not decay."""
         self.head = head
         self.record = Record()
         self.best: Tensors = {}

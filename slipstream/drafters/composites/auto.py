@@ -84,7 +84,7 @@ class AutoOptions(DraftOptions):
 
 
 class AutoDrafter(CompositeDrafter[AutoOptions]):
-    """Draft with what the policy picks."""
+    """Draft with the drafters that the policy picks."""
 
     name = "auto"
     summary = "the available drafters: the policy picks some of them, or none, in every step"
@@ -102,12 +102,12 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
         self._calls: list[DraftCall] = []
 
     def take_calls(self) -> list[DraftCall]:
-        """The calls of its parts since the last time."""
+        """The calls of the parts since the last `take_calls`."""
         calls, self._calls = self._calls, []
         return calls
 
     def lighter(self) -> AutoDrafter | None:
-        """Without the head that was found for the target."""
+        """The same drafter without the head that was found for the target."""
         specs = available(self.target, self.options.model, heads=False)
         if self.options.drafters or len(specs) == len(self.drafters):
             return None
@@ -145,7 +145,7 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
     def _merged(
         self, tree: TokenTree | None, offer: TokenTree, request: DraftRequest, label: str, drafter: AnyDrafter
     ) -> TokenTree | None:
-        """The trees so far with one more. It is checked first: a fault in it is its drafter's alone."""
+        """Merge one more tree into those so far. It is checked first: a fault in it drops only its own drafter."""
         sequence = request.sequence
         try:
             offer.check(sequence.tokens[-1], self.target.config.vocab_size)
@@ -174,7 +174,7 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
     # -- in rounds ----------------------------------------------------------------------------------------------------
 
     def device_drafts(self, lanes: int) -> dict[tuple[Plan, ...], DeviceDraft]:
-        """Trees of several sizes of each drafter that grows some, with chains of `suffix`; and such chains alone."""
+        """Trees of several sizes for each drafter that grows trees, joined by chains of `suffix`; and chains alone."""
         found: dict[tuple[Plan, ...], DeviceDraft] = {}
         suffix = next((d for d in self.on_device if isinstance(d, SuffixDrafter) and d.fits_a_device), None)
         chain = Plan() if suffix is None else self._chain(suffix.plan, lanes)
@@ -215,7 +215,7 @@ class AutoDrafter(CompositeDrafter[AutoOptions]):
 
     @cached_property
     def off_device(self) -> tuple[str, ...]:
-        """The labels of drafters that draft on the host alone, whatever a request brings."""
+        """The labels of drafters that can draft only on the host, for any request."""
         known = self.on_device
         return tuple(label for label, d in self.parts.items() if d in known and d.device_draft(1) is None)
 

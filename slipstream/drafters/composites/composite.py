@@ -50,7 +50,7 @@ class CompositeDrafter(Drafter[Options], Generic[Options]):
 
     @property
     def on_device(self) -> list[AnyDrafter]:
-        """The drafters of sequences that bring nothing of their own: the others are not in rounds (`host_only`)."""
+        """The drafters that need nothing from the request: only these draft in device rounds (`host_only`)."""
         return [drafter for drafter in self.drafters if not drafter.by_request]
 
     def host_only(self, sequence: Sequence) -> bool:

@@ -52,7 +52,7 @@ class ChainLoop(DeviceLoop):
         self._lanes.scores[:, 1:] = scores.clamp_min(_LEAST)
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        """It reads tokens only."""
+        """Nothing to keep: chains come from tokens only."""
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
-        """It keeps the text only."""
+        """Nothing to write back: the loop keeps the text only."""

@@ -30,28 +30,28 @@ class LastStates(DeviceKeeper):
         self._hidden = torch.zeros(lanes.size, config.hidden_size, dtype=dtype, device=lanes.device)
 
     def fill(self, sequences: Mapping[int, Sequence]) -> None:
-        """Copy them from the sequences."""
+        """Copy the hidden states from the sequences."""
         for lane, sequence in sequences.items():
             hidden = self._drafter.hidden_of(sequence)
             if hidden is not None:  # rounds in which the heads do not draft need none
                 self._hidden[lane] = hidden
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        """Take those of the last nodes of the accepted paths."""
+        """Keep the hidden states of the last nodes of the accepted paths."""
         last = path_rows(path, self._nodes).gather(1, accepted[:, None])[:, 0]
         self._hidden.copy_(taps[self._drafter.taps[0]][last])
 
     def settle(self, sequence: Sequence, lane: int, root_slot: int) -> None:
-        """Write a sequence's own back."""
+        """Write the hidden state of a sequence back to the host's state."""
         self._drafter.know(sequence, self._hidden[lane].clone())
 
     def normed(self) -> torch.Tensor:
-        """Normed for the heads, [lanes, width]."""
+        """The hidden states, normed for the heads, [lanes, width]."""
         return self._drafter.target.norm(self._hidden)
 
 
 class HeadsDraft(TreeDraft):
-    """Trees of one plan. The heads need one hidden state of a text: there is nothing to catch up with."""
+    """Trees of one plan. The heads need only one hidden state of a text, so no tokens have to be fed before."""
 
     _drafter: MedusaDrafter
 

@@ -45,4 +45,4 @@ class ModelLoop(TreeLoop):
         return self._model.head(hidden)[:, : len(self.ids)]
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        """It reads tokens only."""
+        """Nothing to keep: the model reads tokens only."""

@@ -27,7 +27,7 @@ def _follow(
     CHAIN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One lane."""
+    """Append the newest tokens of one lane, and find its chain."""
     lane = tl.program_id(0).to(tl.int64)
     line = history + lane * room
     root = tl.load(slots + lane)

@@ -1,6 +1,6 @@
 """`suffix` on the device: what followed the longest suffix of a text that occurred before.
 
-An automaton does not suit a device. Instead the root and the tokens before it are compared with every earlier position.
+An automaton does not suit a GPU. Instead the root and the tokens before it are compared with every earlier position.
 The latest of the longest matches counts, and what followed it is the draft: one chain. If the chain reaches the root,
 it continues from the start of the match, as a looping text does.
 
@@ -23,7 +23,7 @@ from slipstream.sequence import Sequence
 
 _LONGEST = 16  # longest match that is distinguished
 _DOUBT = 1.5
-_SINGLE, _LOOP = 0.23, 0.98  # after a match of one token, and after the longest: mostly loops
+_SINGLE, _LOOP = 0.23, 0.98  # probabilities after a match of one token, and after the longest, mostly in loops
 
 
 def match_probability(matched: int) -> float:

@@ -35,4 +35,4 @@ class StackLoop(TreeLoop):
         return self._drafter.judged(self._drafter.laned(nodes.tokens.flatten(), *rows))
 
     def observe(self, path: torch.Tensor, accepted: torch.Tensor, taps: dict[int, torch.Tensor]) -> None:
-        """It reads tokens only."""
+        """Nothing to keep: the model reads tokens only."""

@@ -29,8 +29,8 @@ class StaticDraft(DeviceDraft):
 
     def __init__(self, drafter: MedusaDrafter, shape: StaticTree) -> None:
         self._drafter = drafter
-        self.parents = [0]  # of the nodes, the root first
-        self.ranks: list[int] = []  # of the nodes below the root
+        self.parents = [0]  # parents of the nodes, the root first
+        self.ranks: list[int] = []  # ranks of the nodes below the root
         self.depths = [0]
         for parent, rank, _ in shape.nodes:
             # After its own token every node has other choices, and takes them in order.

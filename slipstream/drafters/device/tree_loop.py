@@ -26,7 +26,7 @@ from slipstream.types import Plan
 
 
 class TreeDraft(DeviceDraft):
-    """Trees of one plan, by a drafter that grows them."""
+    """Trees of one plan, grown level by level by one drafter."""
 
     def __init__(self, drafter: GrowingDrafter[Any], plan: Plan, kind: type[TreeLoop], chain: int = 0) -> None:
         """`chain`: nodes of another drafter's chain that may replace others, and so make a tree deeper."""
@@ -53,7 +53,7 @@ class TreeDraft(DeviceDraft):
         return min(sequence.table.lengths.get(self._drafter.key, 0), len(sequence.tokens) - 1)
 
     def joined(self, plan: Plan, chain: int) -> TreeDraft:
-        """The same for another plan, with room for a chain."""
+        """The trees for another plan, with room for a chain."""
         return TreeDraft(self._drafter, plan, self._kind, chain)
 
     def loop(self, lanes: Lanes) -> TreeLoop:
@@ -114,7 +114,7 @@ class TreeLoop(DeviceLoop):
             lanes.origins[:, 1:] = best.joined
 
     def _keys(self) -> torch.Tensor:
-        """Of the target's noise at the positions of each level's children, int64 [2, levels, lanes]."""
+        """Keys of the target's noise at the positions of each level's children, int64 [2, levels, lanes]."""
         lanes, levels = self.lanes, len(self._below)
         positions = lanes.slots + self._below[:, None]
         return match_keys(lanes.stems.repeat(1, levels), positions.flatten()).view(2, levels, lanes.size)

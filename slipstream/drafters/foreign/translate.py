@@ -133,7 +133,7 @@ def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
 class Reading:
     """How far the target's tokens have been read, and the draft's tokens for them."""
 
-    seen: int = 0  # of the target's tokens
+    seen: int = 0  # number of the target's tokens that were read
     fixed: list[int] = field(default_factory=list)  # the draft's tokens that no further text can change
     context: str = ""  # the end of their text
     open: str = ""  # the text after them

@@ -73,7 +73,7 @@ def _by_library(probabilities: torch.Tensor, count: int, ids: torch.Tensor | Non
 def _of_row(
     sampler: Sampler, row: torch.Tensor, path: Seq[int], count: int, ids: torch.Tensor | None, noisy: bool
 ) -> list[tuple[int, float]]:
-    """By the library, with everything that a request may ask for."""
+    """One row by torch's operations, with every parameter that a request may have."""
     if sampler.params.greedy:
         scores = sampler.adjusted(row, path).float()
     else:

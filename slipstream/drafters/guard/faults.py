@@ -1,4 +1,4 @@
-"""A draft may fail, a request may not: calls of drafters that find the request on which they fail."""
+"""Calls of drafters that may fail: the failing sequence loses its drafter, and no request fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Drop = Callable[[Sequence, Exception], None]
 
 
 def proposals(drafter: Drafter[DraftOptions], requests: list[DraftRequest], drop: Drop) -> list[TokenTree | None]:
-    """The drafter's trees; None for the sequences on which it failed, which it is dropped for."""
+    """The drafter's trees; None for the sequences on which it failed, for which it is dropped."""
     try:
         offers = drafter.propose(requests)
         if len(offers) != len(requests):

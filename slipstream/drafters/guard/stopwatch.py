@@ -11,12 +11,12 @@ from collections import deque
 from statistics import median
 
 SLOW_MS = 2000.0
-SLOW_TIMES = 50.0  # times the usual time
+SLOW_TIMES = 50.0  # a slow call takes this many times the usual time
 WARM_UP = 3  # calls that may compile, load and allocate before any is judged
-KEPT = 31  # the usual time is the median of so many calls
+KEPT = 31  # calls whose median is the usual time
 LONG_MS = 500.0
-LONG_TIMES = 2.0  # times the target's passes for as many tokens
-LONG_CALLS = 3  # in a row
+LONG_TIMES = 2.0  # a long call takes this many times the target's passes for as many tokens
+LONG_CALLS = 3  # long calls in a row after which a drafter is dropped
 
 
 def slow(call_ms: float, usual_ms: float) -> bool:
@@ -34,7 +34,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._calls: deque[float] = deque(maxlen=KEPT)
-        self._long = 0  # calls in a row
+        self._long = 0  # long calls in a row
 
     def took(self, call_ms: float, *, depth: int = 0, pass_ms: float | None = None, fresh: bool = False) -> bool:
         """Record a call; returns whether it was too slow. `depth`: of the deepest tree that was asked for; `pass_ms`:

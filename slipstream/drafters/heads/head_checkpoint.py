@@ -88,7 +88,7 @@ def directory(method: str, fingerprint: str) -> Path:
 
 
 def own_folder() -> Path:
-    """Where the user's own drafters lie."""
+    """The folder of the user's own drafters."""
     return cache_directory() / "drafters"
 
 

@@ -128,7 +128,7 @@ class Projected:
 
 
 class PagedHeadLayer:
-    """The same layer over the rows of a pass, with its K/V in the drafter's own store."""
+    """A `HeadLayer` over the rows of a pass, with its K/V in the drafter's own store."""
 
     def __init__(self, layer: HeadLayer, dtype: torch.dtype, device: str) -> None:
         config = layer.config

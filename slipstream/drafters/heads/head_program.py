@@ -35,7 +35,7 @@ Hidden = npt.NDArray[np.float32]  # [rows, width]; arrays, because an operation 
 
 class Parts(NamedTuple):
     """What surrounds the layer: `fuse` makes hidden states of features of the target; embeddings and hidden states
-    enter side by side, each after a norm; what leaves is normed for `output`.
+    enter side by side, each after a norm; the layer's output is normed for `output`.
     """
 
     fuse: NativeLinear
@@ -53,18 +53,18 @@ class Parts(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What leaves: the layer's output, logits, and the likeliest tokens of each row if they were requested."""
+    """The result of a pass: the layer's output, logits, and the likeliest tokens of each row if they were requested."""
 
     output: Hidden
     logits: torch.Tensor
     likeliest: Candidates | None
 
     def kept(self) -> Left:
-        """With a copy of the logits, for callers that read them after another pass."""
+        """The same result with a copy of the logits, for callers that read them after another pass."""
         return self._replace(logits=self.logits.clone())
 
     def split(self, counts: Seq[int]) -> Iterator[Left]:
-        """Parts of so many rows each."""
+        """The result in consecutive parts of `counts` rows each."""
         if len(counts) == 1:
             yield self
             return
@@ -93,7 +93,7 @@ class NodeRows:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return len(self.paths)
 
 
@@ -106,7 +106,7 @@ class _Steps:
         embeddings, self._left = torch.empty(buffers.rows, width), torch.empty(leaving, width)
         self.embedded, self.x = embeddings.numpy(), buffers.x.numpy()[:, :width]
         self.logits = torch.empty(leaving, parts.output.width)
-        self.leaving = np.zeros(1, np.int64)  # how many rows leave
+        self.leaving = np.zeros(1, np.int64)  # number of rows with results
         self._spaces = parts.fuse.space(buffers.rows), parts.output.space(leaving)
         self._weights = [weight * width**0.5 for weight in (parts.embed_norm, parts.hidden_norm, parts.norm)]
         self._floor = torch.tensor([parts.eps * width])
@@ -123,7 +123,7 @@ class _Steps:
         enter = [embedded, hidden, *buffers.steps[0]]
         self._held = fuse, enter, last, output  # the programs have their addresses
         leaves: list[list[Step]] = [[last, *output], [last, *output, (kernels.float32()["top"], top)]]
-        # Those that end with what leaves are indexed by whether its likeliest tokens are chosen.
+        # Programs that end with results are indexed by whether they choose the likeliest tokens.
         self.enter, self.leave = program([*fuse, *enter]), [program(leave) for leave in leaves]
         self.known = [program([*fuse, *enter, *leave]) for leave in leaves]
         self.level = [program([*enter, *leave]) for leave in leaves]
@@ -156,7 +156,7 @@ class HeadProgram:
         wanted: Seq[int],
         count: int,
     ) -> Left:
-        """Rows of known tokens with features of the target; those in `wanted` leave, with `count` tokens each."""
+        """Rows of known tokens with features of the target; returns those in `wanted`, with `count` tokens each."""
         steps = self._entered(rows, embedded, store, len(wanted))
         steps.features[FloatGemm.X], steps.features[FloatGemm.X_STRIDE] = features.data_ptr(), features.stride(0)
         if len(wanted) == 1:
@@ -169,7 +169,7 @@ class HeadProgram:
         return self._left(steps, last, steps.leave[self._chooses(count)], count).kept()
 
     def level(self, rows: NativeRows, embedded: torch.Tensor, hidden: Hidden, store: LayerStore, count: int) -> Left:
-        """Rows of nodes with the outputs at their parents; all of them leave, with `count` tokens each.
+        """Rows of nodes with the outputs at their parents; returns all of them, with `count` tokens each.
 
         The next pass overwrites the logits.
         """
@@ -182,7 +182,7 @@ class HeadProgram:
         return 0 < count <= _CHILDREN and self._parts.chooses
 
     def _left(self, steps: _Steps, rows: Hidden, args: KernelArgs, count: int) -> Left:
-        """Run a program after which these rows leave."""
+        """Run a program that ends with the norm and the output rows; returns the results of these rows."""
         leaving = len(rows)
         steps.leaving[0], steps.top[Top.COUNT] = leaving, count
         steps.source[Norm.X], steps.source[Norm.X_STRIDE] = rows.ctypes.data, rows.strides[0] // rows.itemsize

@@ -1,7 +1,7 @@
-"""Trained drafters in the user's own folder: brought in from elsewhere, listed, removed.
+"""Trained drafters in the user's own folder: added from elsewhere, listed, removed.
 
-A drafter lies there under its method and the fingerprint of its target, where that target finds it by itself. One that
-is brought in is read whole before it gets there: hash, format, method, settings, vocabulary.
+A drafter is stored there under its method and the fingerprint of its target, where it is found when that target is
+loaded. Before a drafter is added, all of it is checked: hash, format, method, settings, vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slipstream.folders import expanded
 from slipstream.models.formats import hub
 
 _LARGEST = 4 << 30  # bytes of a file that is downloaded
-_SECONDS = 60.0  # without an answer
+_SECONDS = 60.0  # timeout without an answer
 _PIECE = 1 << 20
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 _AGAIN = "copy or download it again"
@@ -44,7 +44,7 @@ class Installed:
     description: dict[str, Any]
 
     def summary(self) -> dict[str, Any]:
-        """What a list says of it."""
+        """One line for a list."""
         described, provenance = self.description, self.description.get("provenance", {})
         return {
             "name": self.name,
@@ -70,7 +70,7 @@ def installed() -> list[Installed]:
 
 
 def add(given: str) -> Installed:
-    """Bring a drafter in from a directory, the URL of one, or a hub id."""
+    """Add a drafter from a directory, the URL of one, or a hub id."""
     with tempfile.TemporaryDirectory(prefix="slipstream-add-") as folder:
         source, far = _fetched(given, Path(folder))
         description = head_checkpoint.describe(source)
@@ -151,7 +151,7 @@ def _pieces(answer: Any) -> Iterator[bytes]:
 
 
 def _require_hash(place: Path, description: dict[str, Any], *, must: bool) -> str:
-    """The SHA-256 of the weights; refuse another one than the description says, or none if there `must` be one."""
+    """The SHA-256 of the weights; refuse another hash than the description's, or none if there `must` be one."""
     file = place / WEIGHTS
     try:
         with file.open("rb") as content:

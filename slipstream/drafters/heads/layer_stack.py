@@ -47,7 +47,7 @@ class StackHead(Head):
 
 
 class PagedStack:
-    """The same stack over the rows of a pass, with one layer of a store per layer."""
+    """A `LayerStack` over the rows of a pass, with one layer of a store per layer."""
 
     def __init__(self, head: StackHead, dtype: torch.dtype, device: str) -> None:
         def ready(weight: torch.Tensor) -> torch.Tensor:

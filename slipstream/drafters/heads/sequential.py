@@ -42,7 +42,7 @@ Options = TypeVar("Options", bound=HeadOptions)
 class SequentialDrafter(HeadDrafter[Options], Generic[Options]):
     """Draft by passes of a one-layer head."""
 
-    layers = 1  # whose K/V the store holds
+    layers = 1  # layers whose K/V are in the store
     program: HeadProgram | None = None  # the whole head for our own CPU kernels, if a subclass has one
     _layer: PagedHeadLayer
 
@@ -96,7 +96,7 @@ class SequentialDrafter(HeadDrafter[Options], Generic[Options]):
         return zip(output.split([s.rows for s in segments]), logits.split(wanted(segments)), strict=True)
 
     def _known_by_program(self, program: HeadProgram, growths: list[Growth], segments: list[Segment]) -> Iterator[Left]:
-        """The same; of a segment's rows only the root leaves, if it is there."""
+        """`_known` by our own kernels; of a segment's rows only the root has an output, if it is among them."""
         counts = wanted(segments)
         ends = accumulate(segment.rows for segment in segments)
         last = [end - 1 for end, count in zip(ends, counts, strict=True) if count]
@@ -121,7 +121,7 @@ class SequentialDrafter(HeadDrafter[Options], Generic[Options]):
         nodes = [NodeRows.of(growth) for growth in growths]
         before = []
         for growth in growths:
-            above = growth.outputs  # of the level above, which has all parents
+            above = growth.outputs  # outputs of the level above, which has all parents
             assert above is not None
             first = growth.fed - len(above)
             before.append(above[[parent - first for parent in growth.tree.parents[growth.fed :]]])
@@ -181,7 +181,7 @@ class SequentialDrafter(HeadDrafter[Options], Generic[Options]):
 
 
 def _kept(growths: Seq[Growth], left: Iterable[Left]) -> list[torch.Tensor]:
-    """Keep what left a pass with the trees; returns the logits."""
+    """Keep the results of a pass with the trees; returns the logits."""
     rows = []
     for growth, part in zip(growths, left, strict=True):
         growth.outputs, growth.likeliest = part.output, part.likeliest

@@ -40,7 +40,7 @@ def _adjust(
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One block of tokens of one row."""
+    """Adjust one block of tokens of one row."""
     row = tl.program_id(0).to(tl.int64)
     lane = row // each
     ids = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -86,7 +86,7 @@ def _forbid(
     BEFORE: tl.constexpr,
     ENTRIES: tl.constexpr,
 ):
-    """One row."""
+    """Forbid the listed tokens in one row."""
     row = tl.program_id(0).to(tl.int64)
     lane = row // each
     entry = lane * ENTRIES + tl.arange(0, ENTRIES)

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The Triton kernel of min-p, top-k and top-p. Importing this file imports triton.
 
-Nothing is sorted. Tokens have an order (by logit, then by id), and each cut leaves a beginning of that order. The
-choice among all tokens is known; if it is within the cuts, it is the choice among what they leave. If not, the choice
-among the tokens before it is next, and so on: with top-p 0.9, nine of ten rows take the first. To know whether a token
-is within the cuts takes the number and the weight of the tokens before it: sums of integers, which have no order.
+Nothing is sorted. Tokens have an order (by logit, then by id), and each cut keeps a prefix of that order. The kernel
+starts from the choice among all tokens. If the cuts keep that token, it is the choice. If not, the kernel takes the
+choice among the tokens before it, and so on: with top-p 0.9, nine of ten rows keep the first one. Whether the cuts keep
+a token depends on the number and the weight of the tokens before it: sums of integers, exact in any order.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _cut(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,  # parts of BLOCK tokens, rounded up to a power of two
 ):
-    """One row."""
+    """Choose the token of one row."""
     row = tl.program_id(0).to(tl.int64)
     temperature, min_p = tl.load(temperatures + row), tl.load(min_ps + row)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
@@ -128,7 +128,7 @@ def _cut(
                     near = tl.where(within, scaled + near_gumbel(ids, low, high), _NONE)
                     tops = tl.where(parts == part, tl.max(near, 0), tops)
                 next_one = decided(tops, line, temperature, low, high, vocab, own, floor, True, BLOCK)
-                searching = (next_one >= 0).to(tl.int32)  # none: the row has numbers that are not finite
+                searching = (next_one >= 0).to(tl.int32)  # no token: the row has numbers that are not finite
                 token = tl.maximum(next_one, 0)
         tl.store(chosen + row, token.to(tl.int64))
 

@@ -15,8 +15,8 @@ import triton.language as tl
 
 _PROGRAMS = 256  # two per multiprocessor of a large GPU
 _LEAST_STEPS = 4  # inner steps of a share
-_ROWS = 1024  # at a time: shares are kept until they are summed
-_NUMBERS = 1024  # of one program that sums shares
+_ROWS = 1024  # rows at a time: shares are kept until they are summed
+_NUMBERS = 1024  # outputs of one program that sums shares
 
 
 class Cut(NamedTuple):

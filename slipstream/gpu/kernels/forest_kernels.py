@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @triton.jit
 def _geometry(parents, depths, bits, nodes, LEVELS: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """One lane, one word of bits."""
+    """Depths, and one word of ancestor bits, of one lane."""
     lane, word = tl.program_id(0).to(tl.int64), tl.program_id(1)
     node = tl.arange(0, BLOCK)
     inside = node < nodes

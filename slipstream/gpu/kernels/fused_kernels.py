@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-_COLUMNS = 1024  # of one program, if a row is split
-_TOKENS = 4096  # of a row that are read at a time
+_COLUMNS = 1024  # columns of one program, if a row is split
+_TOKENS = 4096  # tokens of a row that are read at a time
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The Triton kernels of `gemm.py`. Importing this file imports triton: only `gemm.py` does, and only on a GPU.
 
-Reading the weights takes nearly all of the time. A program reads its part of a matrix once for all rows, for a tree in
-large blocks by TMA copies; the epilogue costs almost nothing.
+Reading the weights takes nearly all of the time. A program reads its part of a matrix once for all rows; for the rows
+of a tree it copies large blocks by TMA. The epilogue costs almost nothing.
 """
 
 from __future__ import annotations

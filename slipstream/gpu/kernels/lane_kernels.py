@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-_ROWS = 128  # of one program, as are the columns
+_ROWS = 128  # rows of one program, and columns of one program
 _COLUMNS = 1024
 
 
@@ -96,7 +96,7 @@ def _advance(
     BLOCK: tl.constexpr,
     NODES: tl.constexpr,  # rounded up to a power of two
 ):
-    """One lane."""
+    """Advance one lane."""
     lane = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place <= DEPTH
@@ -161,7 +161,7 @@ def _move(
     BLOCK: tl.constexpr,  # DEPTH and SIZE rounded up to powers of two
     PADDED: tl.constexpr,
 ):
-    """One lane, in one layer's keys or values of one head."""
+    """Move the rows of one lane, in one layer's keys or values of one head."""
     lane, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     place = tl.arange(0, BLOCK)
     node = tl.load(path + lane * DEPTH + place, mask=place < DEPTH, other=0)
@@ -211,7 +211,7 @@ def _store_features(
     DEPTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some columns of one row: the root's, or that of a node on the path."""
+    """Store some columns of one row: the root's, or that of a node on the path."""
     lane, place = tl.program_id(0).to(tl.int64) // (DEPTH + 1), tl.program_id(0) % (DEPTH + 1)
     node = tl.load(path + lane * DEPTH + place - 1, mask=place > 0, other=0)
     slot = tl.load(slots + lane) + place
@@ -244,7 +244,7 @@ def store_features(
 def _features_before(
     data, tables, slots, accepted, out, width, whole, FRESH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Some columns of one row, before one of the last tokens."""
+    """Read some columns of one row, that before one of the last tokens."""
     row = tl.program_id(0).to(tl.int64)
     lane, place = row // FRESH, row % FRESH
     slot = tl.load(slots + lane) - tl.load(accepted + lane) - 1 + place

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The Triton kernels of `layer_ops.py`. Importing this file imports triton: only that one does, and only on a GPU.
+"""The Triton kernels of `layer_ops.py`. Importing this file imports triton: only `layer_ops.py` does, on a GPU.
 
 One program per row, so that no row depends on the others.
 """
@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-_PAIRS, _COLUMNS = 512, 1024  # of one program
+_PAIRS, _COLUMNS = 512, 1024  # pairs and columns of one program
 _MANY_ROWS = 128  # from this many rows on, half the programs for each: every program computes the row's norm again
 
 
@@ -33,7 +33,7 @@ def _rotate_and_store(
     pages,  # int64 [rows]
     offsets,  # int64 [rows]
     bias,  # [2 * pairs]: added after the norm, if present
-    x,  # [rows, width]: the input of the product, if its norm is deferred
+    x,  # [rows, width]: the input of the GEMM, if its norm is deferred
     stride,
     x_stride,
     width,

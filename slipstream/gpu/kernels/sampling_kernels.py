@@ -17,7 +17,7 @@ from slipstream import noise
 from slipstream.types import GREEDY_TEMPERATURE
 
 BLOCK = 2048  # tokens of one program
-_KEYS = 128  # of one program
+_KEYS = 128  # keys of one program
 GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 GOLDEN, PURPOSE = tl.constexpr(noise.GOLDEN), tl.constexpr(noise.MATCH)
 # Bound of the error of a difference of two sums: that of the noise in float32 (some 2e-5), and of rounding a sum.
@@ -53,7 +53,7 @@ def gumbel(ids, low, high):
 
 @triton.jit
 def near_gumbel(ids, low, high):
-    """The same in float32, within 2e-5. Close to 1, the inner logarithm is that of what is missing: a series."""
+    """`gumbel` in float32, within 2e-5. Close to 1, the inner logarithm is that of what is missing: a series."""
     bits = _hashed(ids, low, high)
     unit = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10

@@ -44,7 +44,7 @@ def _score(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,  # blocks of a row, rounded up to a power of two
 ):
-    """One row. The largest key of each block is known; the largest of those is next, and its block is read again."""
+    """Score one row: take the largest of the blocks' largest keys, then read its block again for the next one."""
     which = tl.program_id(0).to(tl.int64)
     count = tl.load(wanted + which)
     if count >= 0:

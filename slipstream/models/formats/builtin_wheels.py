@@ -90,7 +90,7 @@ def _largest_in(folder: Path) -> int:
 
 
 def _complaint(output: str) -> str:
-    """What went wrong by pip's output, in one line: its last error, or the end of the traceback after one."""
+    """The reason of a failure from pip's output, in one line: its last error, or the end of the traceback after one."""
     if "connection broken" in output:
         # After its retries pip reports a version that does not exist, which is misleading.
         return "pip could not reach the package index"

@@ -21,7 +21,7 @@ def q4_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def q5_k(blocks: torch.Tensor, out: torch.Tensor) -> None:
-    """[n, 176] bytes: the same with a fifth bit of every weight, one byte for the same index in all eight parts."""
+    """[n, 176] bytes: as `q4_k` with a fifth bit of every weight, one byte for the same index in all eight parts."""
     fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
     _with_offsets(blocks, _halves(blocks[:, 48:176], 32) | (fifth << 4), out)
 

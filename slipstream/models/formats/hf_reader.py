@@ -30,7 +30,7 @@ class HFReader:
         return value
 
     def count(self, key: str, default: int | None = None, within: Mapping[str, Any] | None = None) -> int:
-        """A positive integer, likewise."""
+        """A positive integer, found as by `number`."""
         value = self.number(key, default, within)
         if value != int(value) or (key in LISTED and value > MOST_LISTED):
             raise self.nonsense(key, value)

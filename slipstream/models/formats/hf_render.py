@@ -92,7 +92,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _ways(tokenizer: Tokenizer) -> tuple[object, ...]:
-    """What is equal in two equal tokenizers; end ids are also in the config."""
+    """What must agree between a tokenizer and its copy; end ids are also in the config."""
     cut = tokenizer.encode(_SAMPLE), tokenizer.encode(_SAMPLE, add_special=False)
     facts = tokenizer.fingerprint(), tokenizer.bos_id, frozenset(tokenizer.eos_ids), tokenizer.special_ids
     return *facts, tokenizer.has_chat_template, *cut

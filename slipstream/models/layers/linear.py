@@ -82,11 +82,11 @@ class AddingLinear(ABC):
 
     @abstractmethod
     def onto(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """total [rows, out] + the product, fused."""
+        """total [rows, out] plus the output, fused."""
 
     @abstractmethod
     def onto_(self, total: torch.Tensor, x: torch.Tensor) -> None:
-        """Add the product to total [rows, out] in place."""
+        """Add the output to total [rows, out] in place."""
 
 
 class PlainLinear(AddingLinear):
@@ -248,7 +248,7 @@ def short_vectors() -> bool:
 
 
 def has_int8_dot() -> bool:
-    """Whether those use the CPU's dot-product instruction: without it one more row costs three times as much."""
+    """Whether our 8-bit kernels use a dot-product instruction: without it one more row costs three times as much."""
     from slipstream.native.machine import machine
 
     found = machine()

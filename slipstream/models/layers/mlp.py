@@ -50,7 +50,7 @@ class DenseMLP:
 
     @property
     def defers_norm(self) -> bool:
-        """Whether it takes unnormalised rows, with the norm applied after the first GEMM."""
+        """Whether this MLP takes unnormalised rows and applies the norm after the first GEMM."""
         return self.activation is even_silu and isinstance(self.gate_up, AddingLinear) and not self.gate_up.biased
 
     def onto_(self, total: torch.Tensor, deferred: DeferredNorm) -> None:

@@ -31,7 +31,7 @@ _BASE = 128  # of the two digits of an activation, which are in -64..64: with 8 
 _MOST = 63 * _BASE + 63  # the largest activation in two digits
 _SUM = 2**31 - 1  # the largest sum
 _FEW = 32  # rows up to which W x^T is faster than x W^T
-_OUTPUTS = 16_384  # computed at a time, so that the sums stay in the CPU's cache
+_OUTPUTS = 16_384  # outputs computed at a time, so that the sums stay in the CPU's cache
 _GROUP = 32  # 4-bit weights that share a scale and an offset; also the group of most 4-bit files
 _LANES = 16  # outputs that the 4-bit kernel computes together
 _BLOCK = 4096  # rows that are quantised at a time, so that temporaries stay small
@@ -165,7 +165,7 @@ def linear_from_packed(
 
 
 def packed_of(made: Linear | Int8Matrix) -> Packed | None:
-    """The packed parts that it can be rebuilt from; None if only another library's kernels can read them."""
+    """The packed parts from which a GEMM can be rebuilt; None if only another library's kernels can read them."""
     from slipstream.native.linear import Packed, RowQuantizedLinear
 
     if isinstance(made, RowQuantizedLinear):

@@ -69,7 +69,7 @@ class RopeTable:
         return self._turns
 
     def pairs(self, positions: npt.NDArray[np.int64], highest: int) -> npt.NDArray[np.float32]:
-        """The same as real factors of a pair (a, b) and of (b, a): [rows, 2, head_dim]."""
+        """The rotations as real factors of a pair (a, b) and of (b, a): [rows, 2, head_dim]."""
         if highest >= len(self._pairs):
             turns = self.up_to(highest)
             cosines, sines = turns.real, turns.imag

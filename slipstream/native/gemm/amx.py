@@ -21,8 +21,8 @@ from slipstream.native.shape import SQUARE_ROWS
 from slipstream.native.team import KERNEL
 
 _LINES, _LINE = 16, 64  # of a tile register: rows, and bytes of each
-INPUTS = _LINE  # of one instruction; inputs must be a multiple
-_LEAST_ROWS = 2  # from which on it pays
+INPUTS = _LINE  # inputs of one instruction; the inputs of a GEMM must be a multiple
+_LEAST_ROWS = 2  # rows from which on the matrix unit is faster
 _PAIR = 2  # tile registers of digits, and of weights
 _DIGITS, _WEIGHTS = 4, 6  # indices of the first of each; accumulators come before
 

@@ -16,8 +16,8 @@ _FRACTION = 16  # bits
 
 
 class Fetch:
-    """The prefetches of tiles that read the same weights one after the other: the first tile requests what it will soon
-    read itself; the others, each a share, what comes after all that, in their first rounds.
+    """The prefetches of tiles that read the same weights one after the other. The first tile prefetches what it will
+    soon read itself. Each of the others prefetches, in its first rounds, a share of the weights that come after those.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Fetch:
         after = code.plus(rounds, code.times(code.minus(tile, 1), share))
         distance = code.builder.select(first, code.whole(_AHEAD), code.times(after, step))
         self._start = code.at(start, distance, I8)
-        self.rounds = code.builder.select(first, rounds, code.least(share, rounds))  # in which it prefetches
+        self.rounds = code.builder.select(first, rounds, code.least(share, rounds))  # rounds that prefetch
 
     def round(self, number: Value) -> None:
         """Issue the prefetches of round `number`."""
@@ -51,9 +51,9 @@ class Turn(NamedTuple):
 
 
 class SteadyFetch:
-    """Prefetches of tiles each of which reads all inputs of a panel. They request the next panel, each a share, evenly
-    over all their rounds: memory is never idle while a tile multiplies what is in the cache. A panel that nobody has
-    requested, the first one of a part, is read ahead by its first tile.
+    """Prefetches of tiles each of which reads all inputs of a panel. Each requests a share of the next panel, evenly
+    over all its rounds: memory is never idle while a tile multiplies what is in the cache. The first panel of a part
+    has not been requested by any tile: its first tile reads it ahead.
     """
 
     def __init__(self, code: Code, start: Value, rounds: Value, step: int, turn: Turn) -> None:

@@ -1,8 +1,9 @@
 """GEMM of so few rows that it is memory-bound: several panels are read side by side.
 
 The hardware prefetcher restarts in every page of memory, and the first lines of a page stall. With several panels at
-once the others continue meanwhile. Software prefetches, as in `gemm.py`, do not help then: each takes a slot among the
-loads. An output is the same sum as there, over the inputs in order, so a row has the same bits with either kernel.
+once the others continue meanwhile. Software prefetches, as in `float_gemm.py`, do not help then: each takes a slot
+among the loads. An output is the same sum as in `float_gemm.py`, over the inputs in order, so a row has the same bits
+with either kernel.
 """
 
 from __future__ import annotations

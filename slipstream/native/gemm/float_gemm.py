@@ -22,7 +22,7 @@ from slipstream.native.kernel_args import FloatGemm
 from slipstream.native.team import KERNEL
 
 UNROLLED = 4  # inputs of one round; their number must be a multiple
-_TILES = 8  # that take turns on a piece of the inputs
+_TILES = 8  # tiles that take turns on a piece of the inputs
 
 Ending = Callable[[Code, list[Value], Value, Value], None]  # (code, a row's two sums, out at the row, panel)
 

@@ -29,7 +29,7 @@ class JointHead(Head):
         super().__init__(head.frame)
         self.head = head
         self.tuned = tuned
-        self.taps = (head.frame.config.layers - 1,)  # of the original: its distributions are computed from it
+        self.taps = (head.frame.config.layers - 1,)  # the original's last layer: its distributions are computed from it
         self._weight = weight
 
     def matrices(self) -> list[nn.Parameter]:

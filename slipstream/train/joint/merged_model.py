@@ -56,7 +56,7 @@ class MergedCheckpoint:
         return (weight.float() + self.updates[name].product).to(self._dtype)
 
     def tokenizer(self) -> Tokenizer | None:
-        """The original's."""
+        """The original's tokenizer."""
         return self.original.tokenizer()
 
 

@@ -31,7 +31,7 @@ class Moved:
     original: Made
     tuned: Made
     before: float  # tokens per step of the original with the initial head
-    now: float  # of the new model with the final head
+    now: float  # tokens per step of the new model with the final head
 
     def facts(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The comparison as fields of JSON."""
